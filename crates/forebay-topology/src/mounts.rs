@@ -105,10 +105,10 @@ pub fn mount_of<'a>(mounts: &'a [Mount], file: impl AsFd, path: &Path) -> Option
 
 fn mount_id(file: impl AsFd) -> Option<u64> {
     let flags = StatxFlags::MNT_ID;
-    if let Ok(stat) = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, flags) {
-        if stat.stx_mask & flags.bits() != 0 {
-            return Some(stat.stx_mnt_id);
-        }
+    if let Ok(stat) = rustix::fs::statx(&file, "", AtFlags::EMPTY_PATH, flags)
+        && stat.stx_mask & flags.bits() != 0
+    {
+        return Some(stat.stx_mnt_id);
     }
     let fdinfo = format!("proc/self/fdinfo/{}", file.as_fd().as_raw_fd());
     let text = Root::live().read(fdinfo)?;

@@ -68,3 +68,62 @@ pub fn parse_list(list: &str) -> Vec<usize> {
     numbers.dedup();
     numbers
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let tree = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = tree.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        tree
+    }
+
+    #[test]
+    fn lists() {
+        assert_eq!(parse_list("0-3,8,10-11\n"), [0, 1, 2, 3, 8, 10, 11]);
+        assert_eq!(parse_list("5,1-2,1"), [1, 2, 5]);
+        assert_eq!(parse_list(""), [0_usize; 0]);
+        assert_eq!(parse_list("3-1,x,2-,4"), [4]);
+        assert_eq!(parse_list("0-18446744073709551615").len(), CPUS_MAX, "bounded");
+    }
+
+    /// Two sockets, a GPU on each, and a node of memory only, as a Grace machine shows its GPU memory.
+    #[test]
+    fn a_captured_machine() {
+        let tree = tree(&[
+            ("sys/devices/system/node/online", "0-1,4\n"),
+            ("sys/devices/system/node/node0/cpulist", "0-3,8-11\n"),
+            ("sys/devices/system/node/node1/cpulist", "4-7,12-15\n"),
+            ("sys/devices/system/node/node4/cpulist", "\n"),
+            ("sys/bus/pci/devices/0000:3b:00.0/numa_node", "0\n"),
+            ("sys/bus/pci/devices/0001:af:00.0/numa_node", "1\n"),
+            ("sys/bus/pci/devices/0000:01:00.0/numa_node", "-1\n"),
+        ]);
+        let root = Root::at(tree.path());
+        let nodes = nodes(&root);
+        assert_eq!(nodes.iter().map(|node| node.id).collect::<Vec<_>>(), [0, 1, 4]);
+        assert_eq!(nodes[1].cpus, [4, 5, 6, 7, 12, 13, 14, 15]);
+        assert!(nodes[2].cpus.is_empty());
+        assert!(cpus_of_node(&root, 9).is_empty());
+        assert_eq!(node_of_pci(&root, "00000000:3B:00.0"), Some(0));
+        assert_eq!(node_of_pci(&root, "3b:00.0"), Some(0));
+        assert_eq!(node_of_pci(&root, "0001:af:00.0"), Some(1));
+        assert_eq!(node_of_pci(&root, "0000:01:00.0"), None, "the firmware does not say");
+        assert_eq!(node_of_pci(&root, "0000:02:00.0"), None, "no such device");
+    }
+
+    #[test]
+    fn what_is_no_address_reads_no_file() {
+        for bad in ["", "x", "../../../etc", "0000:01:00", "0:0:1:00.0", "0000:1g:00.0", "0:1:0.8"]
+        {
+            assert_eq!(normal_pci_address(bad), None, "{bad}");
+        }
+        assert_eq!(normal_pci_address("10000:e1:00.0").as_deref(), Some("10000:e1:00.0"));
+        assert_eq!(normal_pci_address("0:1:0.0").as_deref(), Some("0000:01:00.0"));
+    }
+}

@@ -13,3 +13,6 @@ pub use cpu::{CpuLimits, cpu_limits, worker_cpus};
 pub use memory::{Memlock, MemoryLimits, memlock, memlock_of, memory_headroom, memory_limits};
 
 pub(crate) use memory::has_capability;
+
+#[cfg(test)]
+mod tests;

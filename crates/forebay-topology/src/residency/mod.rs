@@ -182,12 +182,13 @@ impl<'a> Prober<'a> {
         let stat = rustix::fs::fstat(file).map_err(failed)?;
         let magic = rustix::fs::fstatfs(file).map_err(failed)?.f_type as u64;
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        let stacked = magic == OVERLAY_MAGIC;
         let page_len = page_size() as u64;
         let method = if !is_file || magic == ZFS_MAGIC || direct::is_dax(file) {
             Method::Unknown
-        } else if magic != OVERLAY_MAGIC && sys::cachestat(file, 0, page_len).is_ok() {
+        } else if !stacked && sys::cachestat(file, 0, page_len).is_ok() {
             Method::Cachestat
-        } else if trust::mincore_answers(file, &stat) {
+        } else if trust::mincore_answers(file, &stat, stacked) {
             Method::Mincore
         } else {
             Method::Sampled
@@ -205,14 +206,12 @@ impl<'a> Prober<'a> {
         }
         let pages = last - first;
         if self.method == Method::Cachestat {
-            match sys::cachestat(self.file, first * self.page_len, pages * self.page_len) {
-                Ok(counts) => {
-                    let mut answer = self.answer(pages, counts.cached.min(pages));
-                    answer.dirty_pages = Some(counts.dirty.min(pages));
-                    return Ok(answer);
-                }
-                Err(error) => return Err(Error::io("cannot ask for cached pages", error)),
-            }
+            let counts = sys::cachestat(self.file, first * self.page_len, pages * self.page_len)
+                .map_err(|error| Error::io("cannot count cached pages", error))?;
+            // The kernel counts without a lock, so that a busy file can show a page too many.
+            let dirty_pages = Some(counts.dirty.min(pages));
+            let answer = self.answer(pages, counts.cached.min(pages));
+            return Ok(Resident { dirty_pages, ..answer });
         }
         if self.method == Method::Mincore {
             match self.count_mincore(first, pages) {

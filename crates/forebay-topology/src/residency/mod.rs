@@ -34,7 +34,8 @@ use sample::Sampler;
 /// faults or small reads; reading nine tenths again would cost more.
 const RESIDENT_PERCENT: u64 = 90;
 
-/// Samples for one [`probe`]: the share is then known to about 1/16 (one standard deviation at one half is 1/32).
+/// Samples for one [`probe`] of 64 MiB or more: the share is then known to about 1/16 (one standard deviation at one half
+/// is 1/32).
 const PROBE_SAMPLES: u64 = 256;
 
 /// Samples for a granule of a [`map`]: all of them must hit. A granule with a quarter missing passes one time in ten.
@@ -265,3 +266,6 @@ impl<'a> Prober<'a> {
         Ok(self.sampler.insert(sampler))
     }
 }
+
+#[cfg(test)]
+mod tests;

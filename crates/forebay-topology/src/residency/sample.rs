@@ -8,6 +8,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Advice, Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
+/// A sample that misses pulls its page in, so small ranges get fewer: one page in 64 is 1.6 % more in the cache.
+const PAGES_PER_SAMPLE: u64 = 64;
+
+/// Fewer samples than this say nothing. A range of 8 pages is asked for page by page.
+const SAMPLES_MIN: u64 = 8;
+
 /// Asks for single pages of one file.
 pub(super) struct Sampler {
     file: OwnedFd,
@@ -38,10 +44,11 @@ impl Sampler {
         Ok(Self { file, page_len, state })
     }
 
-    /// About how many of `pages` pages from `first` on are resident, by `samples` samples, one at a random place in
+    /// About how many of `pages` pages from `first` on are resident, by at most `samples` samples, one at a random place in
     /// each of as many parts of equal size.
     pub(super) fn estimate(&mut self, first: u64, pages: u64, samples: u64) -> io::Result<u64> {
-        let samples = samples.min(pages);
+        let sparse = (pages / PAGES_PER_SAMPLE).max(SAMPLES_MIN);
+        let samples = samples.min(sparse).min(pages);
         let mut hits = 0;
         for sample in 0..samples {
             let (start, end) = (part(pages, sample, samples), part(pages, sample + 1, samples));

@@ -1,1 +1,34 @@
-//! Under construction in this commit.
+//! Data types, shapes and regions of tensors, and where their bytes lie. Pure arithmetic: no I/O, no device.
+//!
+//! A tensor is a row-major box of elements. A [`Region`] is a smaller box inside it (the rows of one rank, the
+//! columns of another), and [`byte_runs`] says which bytes of the tensor it covers: a start, the length of one
+//! contiguous run, and a nest of strided dimensions over it, with everything that lies side by side merged:
+//!
+//! ```
+//! use forebay_tensor::{Dtype, Region, byte_runs};
+//!
+//! let shape = [4, 6];
+//! // Two columns of a 4 x 6 matrix of two-byte elements: four runs of four bytes, twelve bytes apart.
+//! let columns = Region::new(vec![0, 2], vec![4, 2])?;
+//! let runs = byte_runs(Dtype::BF16, &shape, &columns)?;
+//! assert_eq!((runs.start, runs.run, runs.dims.len()), (4, 4, 1));
+//! assert_eq!(runs.iter().collect::<Vec<_>>(), [(4, 0), (16, 4), (28, 8), (40, 12)]);
+//! // Whole rows are one run.
+//! let rows = Region::new(vec![1, 0], vec![2, 6])?;
+//! assert!(byte_runs(Dtype::BF16, &shape, &rows)?.dims.is_empty());
+//! # Ok::<(), forebay_error::Error>(())
+//! ```
+//!
+//! Sizes are `u64` throughout and every product is checked, because shapes come from files. All arithmetic is in
+//! bits until the last step: formats have elements of four and six bits, and a box of those that does not start or
+//! end on a byte is an error, never rounded.
+
+mod dtype;
+mod region;
+mod runs;
+mod size;
+
+pub use dtype::Dtype;
+pub use region::Region;
+pub use runs::{ByteRuns, RunIter, StridedDim, byte_runs};
+pub use size::{byte_len, element_count};

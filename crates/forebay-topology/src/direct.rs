@@ -1,9 +1,9 @@
 //! Alignment that `O_DIRECT` asks of offsets, lengths and memory.
 //!
-//! Since Linux 6.1 a file says so itself (`STATX_DIOALIGN`), and says also that it cannot be read directly at all.
-//! Before, the logical block size of the device is the rule of the kernel's block layer, for offsets and memory both.
-//! Where neither is known (network file systems), 4096 fits every device in use. Page size is asked for: aarch64
-//! has kernels with 64 KiB pages.
+//! Since Linux 6.1 a file says so itself (`STATX_DIOALIGN`), and says also that it cannot be read
+//! directly at all. Before, the logical block size of the device is the rule of the kernel's block
+//! layer, for offsets and memory both. Where neither is known (network file systems), 4096 fits
+//! every device in use. Page size is asked for: aarch64 has kernels with 64 KiB pages.
 
 use std::os::fd::AsFd;
 
@@ -59,7 +59,8 @@ pub fn direct_align(file: impl AsFd) -> Result<Option<DirectAlign>> {
     Ok(Some(from_block_device(&Root::live(), device)))
 }
 
-/// Whether a file bypasses the page cache for good because it lies on persistent memory. Old kernels do not say: no.
+/// Whether a file bypasses the page cache for good because it lies on persistent memory. Old
+/// kernels do not say: no.
 pub fn is_dax(file: impl AsFd) -> bool {
     rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).is_ok_and(|stat| {
         (stat.stx_attributes & stat.stx_attributes_mask).contains(StatxAttributes::DAX)

@@ -8,9 +8,10 @@
 //! | how many CPUs and how much memory may this process use? | [`limits`] |
 //! | which CPUs and which GPU belong together? | [`numa`] |
 //!
-//! Every reader of `/proc` and `/sys` takes a [`Root`] or the text itself, so that the machines of other people can be
-//! tested as captured trees. Nothing here decides anything: the engine does. Nothing here fails because a file of
-//! `/proc` or `/sys` is missing or says something new: the answer is then "not known", and its type says so.
+//! Every reader of `/proc` and `/sys` takes a [`Root`] or the text itself, so that the machines of
+//! other people can be tested as captured trees. Nothing here decides anything: the engine does.
+//! Nothing here fails because a file of `/proc` or `/sys` is missing or says something new: the
+//! answer is then "not known", and its type says so.
 
 pub mod direct;
 pub mod limits;

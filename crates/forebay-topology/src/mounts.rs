@@ -1,9 +1,10 @@
 //! The mount table, and the mount that an open file lies on.
 //!
-//! A path does not say where a file lies: symlinks, bind mounts and mounts over mounts see to that. An open file
-//! does: the kernel gives the id of its mount (statx since Linux 5.8, `fdinfo` since 3.15), which is the first field
-//! of its line in `mountinfo`. Only where both are hidden is the device number tried (btrfs has one a subvolume, not
-//! found in the table), and the longest path last.
+//! A path does not say where a file lies: symlinks, bind mounts and mounts over mounts see to that.
+//! An open file does: the kernel gives the id of its mount (statx since Linux 5.8, `fdinfo` since
+//! 3.15), which is the first field of its line in `mountinfo`. Only where both are hidden is the
+//! device number tried (btrfs has one a subvolume, not found in the table), and the longest path
+//! last.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
@@ -41,8 +42,8 @@ pub fn mounts(root: &Root) -> Vec<Mount> {
     parse_mountinfo(&root.read("proc/self/mountinfo").unwrap_or_default())
 }
 
-/// `36 35 98:0 /root /point rw,noatime master:1 - ext3 /dev/sda rw,errors=continue`: six fields, any number of
-/// optional ones, a lone dash, three more.
+/// `36 35 98:0 /root /point rw,noatime master:1 - ext3 /dev/sda rw,errors=continue`: six fields,
+/// any number of optional ones, a lone dash, three more.
 fn parse_line(line: &str) -> Option<Mount> {
     let (left, right) = line.split_once(" - ")?;
     let mut left = left.split(' ');
@@ -68,7 +69,8 @@ fn parse_line(line: &str) -> Option<Mount> {
     })
 }
 
-/// Undoes the octal escapes of the kernel: space `\040`, tab `\011`, newline `\012`, backslash `\134`, hash `\043`.
+/// Undoes the octal escapes of the kernel: space `\040`, tab `\011`, newline `\012`, backslash
+/// `\134`, hash `\043`.
 pub fn unescape(field: &str) -> String {
     let bytes = field.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());

@@ -27,15 +27,17 @@ pub fn cpus_of_node(root: &Root, node: u32) -> Vec<usize> {
     parse_list(&list.unwrap_or_default())
 }
 
-/// The node of a PCI device such as `0000:01:00.0`. `None` when the firmware does not say (the kernel then gives -1,
-/// as on most machines with one node) or there is no such device. Domains of eight digits, as NVML writes them, fit too.
+/// The node of a PCI device such as `0000:01:00.0`. `None` when the firmware does not say (the
+/// kernel then gives -1, as on most machines with one node) or there is no such device. Domains of
+/// eight digits, as NVML writes them, fit too.
 pub fn node_of_pci(root: &Root, address: &str) -> Option<u32> {
     let address = normal_pci_address(address)?;
     let node: i64 = root.read_number(format!("sys/bus/pci/devices/{address}/numa_node"))?;
     u32::try_from(node).ok()
 }
 
-/// `00000000:3B:00.0` and `3b:00.0` as sysfs has it: `0000:3b:00.0`. `None` for anything that is not an address.
+/// `00000000:3B:00.0` and `3b:00.0` as sysfs has it: `0000:3b:00.0`. `None` for anything that is
+/// not an address.
 pub fn normal_pci_address(address: &str) -> Option<String> {
     let mut parts = address.rsplit(':');
     let (slot, function) = parts.next()?.split_once('.')?;
@@ -92,7 +94,8 @@ mod tests {
         assert_eq!(parse_list("0-18446744073709551615").len(), CPUS_MAX, "bounded");
     }
 
-    /// Two sockets, a GPU on each, and a node of memory only, as a Grace machine shows its GPU memory.
+    /// Two sockets, a GPU on each, and a node of memory only, as a Grace machine shows its GPU
+    /// memory.
     #[test]
     fn a_captured_machine() {
         let tree = tree(&[

@@ -1,16 +1,18 @@
 //! How each kind of file system likes to be read.
 //!
 //! # The numbers
-//! Requests in flight times their size must cover rate times latency, or the pipe runs dry. A good local NVMe gives
-//! 7 GB/s at about 1 ms for 4 MiB requests under load: 7 MB; four of them in a stripe: 28 MB; 4 MiB x 16 = 64 MiB is
-//! twice that. A file system behind a network gives up to 25 GB/s (200 Gbit/s) at 2 to 5 ms: 125 MB;
-//! 4 MiB x 32 = 128 MiB. Requests follow what the file system moves at once (NFS 1 MiB, FUSE 1 MiB, CephFS and JuiceFS
-//! 4 MiB objects, Lustre RPCs of 4 MiB), because smaller ones are split by no one and larger ones are split anyway.
+//! Requests in flight times their size must cover rate times latency, or the pipe runs dry. A good
+//! local NVMe gives 7 GB/s at about 1 ms for 4 MiB requests under load: 7 MB; four of them in a
+//! stripe: 28 MB; 4 MiB x 16 = 64 MiB is twice that. A file system behind a network gives up to 25
+//! GB/s (200 Gbit/s) at 2 to 5 ms: 125 MB; 4 MiB x 32 = 128 MiB. Requests follow what the file
+//! system moves at once (NFS 1 MiB, FUSE 1 MiB, CephFS and JuiceFS 4 MiB objects, Lustre RPCs of 4
+//! MiB), because smaller ones are split by no one and larger ones are split anyway.
 //!
 //! # `O_DIRECT`
-//! Local block file systems do it well. tmpfs is memory: there is nothing to go directly to. Network and FUSE file
-//! systems differ: some ignore the flag, some lose their readahead with it, some drop their own cache, so they start
-//! buffered, and the engine may measure. An overlay has the habits of a layer that cannot be seen from here: buffered.
+//! Local block file systems do it well. tmpfs is memory: there is nothing to go directly to.
+//! Network and FUSE file systems differ: some ignore the flag, some lose their readahead with it,
+//! some drop their own cache, so they start buffered, and the engine may measure. An overlay has
+//! the habits of a layer that cannot be seen from here: buffered.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -66,8 +68,8 @@ pub enum FsKind {
     Other(String),
 }
 
-/// Magic numbers of `statfs`, for when the mount table is hidden. The kernel's `magic.h` has most; Lustre, GPFS, BeeGFS
-/// and ZFS document theirs.
+/// Magic numbers of `statfs`, for when the mount table is hidden. The kernel's `magic.h` has most;
+/// Lustre, GPFS, BeeGFS and ZFS document theirs.
 const MAGICS: &[(u64, &str)] = &[
     (0xEF53, "ext4"),
     (0x5846_5342, "xfs"),
@@ -129,7 +131,8 @@ impl FsKind {
         }
     }
 
-    /// The kind by both: the table knows subtypes, the magic number is there when the table is hidden.
+    /// The kind by both: the table knows subtypes, the magic number is there when the table is
+    /// hidden.
     fn from_both(magic: u64, name: Option<&str>) -> Self {
         name.map_or_else(|| FsKind::from_magic(magic), FsKind::from_name)
     }
@@ -196,7 +199,8 @@ impl FsProfile {
         const MIB: u64 = 1 << 20;
         let (direct, request_bytes, concurrency, network) = match &kind {
             FsKind::Ext | FsKind::Xfs => (Good, 4 * MIB, 16, false),
-            // Data checksums are verified in direct reads too; compressed extents fall back by themselves.
+            // Data checksums are verified in direct reads too; compressed extents fall back by
+            // themselves.
             FsKind::Btrfs => (Good, 4 * MIB, 16, false),
             // Before OpenZFS 2.3 O_DIRECT is accepted and ignored.
             FsKind::Zfs => (Avoid, MIB, 32, false),
@@ -225,7 +229,8 @@ impl FsProfile {
     }
 }
 
-/// Local block file systems without a kind of their own. EROFS and SquashFS are compressed: not among them.
+/// Local block file systems without a kind of their own. EROFS and SquashFS are compressed: not
+/// among them.
 const LOCAL_BLOCK: &[&str] = &["f2fs", "bcachefs", "jfs", "nilfs2"];
 
 /// A device number is used again after an unmount, so the magic number is part of the key.
@@ -236,8 +241,8 @@ static PROFILES: Mutex<Option<HashMap<Key, FsProfile>>> = Mutex::new(None);
 /// More file systems than this in one process, and the cache starts again.
 const PROFILES_MAX: usize = 4096;
 
-/// The profile of the file system of an open file; looked up once a file system. `path` helps where the kernel does
-/// not say which mount a file is on, and names the file in an error.
+/// The profile of the file system of an open file; looked up once a file system. `path` helps where
+/// the kernel does not say which mount a file is on, and names the file in an error.
 pub fn file_profile(file: impl AsFd, path: &Path) -> Result<FsProfile> {
     let place = |error| Error::io("cannot ask for the file system", error).at(path.display());
     let device = rustix::fs::fstat(&file).map_err(|error| place(error.into()))?.st_dev;

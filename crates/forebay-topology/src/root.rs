@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The most that is read of one file of `/proc` or `/sys`. A node with 20,000 mounts of 200 bytes needs 4 MB.
+/// The most that is read of one file of `/proc` or `/sys`. A node with 20,000 mounts of 200 bytes
+/// needs 4 MB.
 const TEXT_LEN_MAX: u64 = 16 << 20;
 
 /// Where `proc/` and `sys/` lie.

@@ -26,14 +26,15 @@ pub(crate) struct Cachestat {
     pub(crate) recently_evicted: u64,
 }
 
-/// Counts the pages of a range of a file that are in the page cache. `len` is not 0: that would mean the whole rest.
+/// Counts the pages of a range of a file that are in the page cache. `len` is not 0: that would
+/// mean the whole rest.
 pub(crate) fn cachestat(file: impl AsFd, offset: u64, len: u64) -> io::Result<Cachestat> {
     debug_assert!(len > 0);
     let range = CachestatRange { offset, len };
     let mut counts = Cachestat::default();
     let flags: libc::c_uint = 0;
-    // SAFETY: both structs are laid out as the kernel's, live during the call, and the kernel writes only `counts`,
-    // in its size; the descriptor is borrowed for the call.
+    // SAFETY: both structs are laid out as the kernel's, live during the call, and the kernel
+    // writes only `counts`, in its size; the descriptor is borrowed for the call.
     let status = unsafe {
         libc::syscall(
             SYS_CACHESTAT,
@@ -46,8 +47,9 @@ pub(crate) fn cachestat(file: impl AsFd, offset: u64, len: u64) -> io::Result<Ca
     if status == 0 { Ok(counts) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Asks mincore(2) for every page of a range of a file: one byte a page, lowest bit set when resident. Offset is a
-/// multiple of the page size, `len` is not 0. The mapping is never touched, so a shrinking file cannot raise SIGBUS.
+/// Asks mincore(2) for every page of a range of a file: one byte a page, lowest bit set when
+/// resident. Offset is a multiple of the page size, `len` is not 0. The mapping is never touched,
+/// so a shrinking file cannot raise SIGBUS.
 pub(crate) fn mincore(file: impl AsFd, offset: u64, len: usize) -> io::Result<Vec<u8>> {
     let mut states = vec![0_u8; len.div_ceil(rustix::param::page_size())];
     // SAFETY: a fresh mapping at an address of the kernel's choice touches no memory that exists.

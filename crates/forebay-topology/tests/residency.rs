@@ -1,4 +1,5 @@
-//! Residency of real files: as owner, as a reader who does not own them, through overlayfs and with holes.
+//! Residency of real files: as owner, as a reader who does not own them, through overlayfs and with
+//! holes.
 //!
 //! What needs root (another user, a mount) says why it was skipped where there is no root.
 
@@ -28,7 +29,8 @@ const GRANULE_LEN: u64 = 4 * MIB;
 const CHILD_FILE: &str = "FOREBAY_TEST_RESIDENCY_FILE";
 const NOBODY: u32 = 65_534;
 
-/// A folder on the disk that the build folder is on: `/tmp` may be a tmpfs, whose pages never leave.
+/// A folder on the disk that the build folder is on: `/tmp` may be a tmpfs, whose pages never
+/// leave.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -131,7 +133,8 @@ fn child_of_another_user() {
     println!("child: {:?} {:?}", map.method, map.resident);
 }
 
-/// Copies this test program to where the other user may run it, and lets it ask. Gives what it printed.
+/// Copies this test program to where the other user may run it, and lets it ask. Gives what it
+/// printed.
 fn ask_as_nobody(folder: &Path, file: &Path) -> String {
     let program = folder.join("asker");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
@@ -158,7 +161,8 @@ fn is_root(why: &str) -> bool {
     root
 }
 
-/// A folder that every user can reach, on a disk whose pages can be dropped; none when there is no such place.
+/// A folder that every user can reach, on a disk whose pages can be dropped; none when there is no
+/// such place.
 fn public_folder() -> Option<tempfile::TempDir> {
     let places = [std::env::temp_dir(), PathBuf::from("/var/tmp")];
     for place in places {
@@ -187,7 +191,8 @@ fn a_reader_who_does_not_own_the_file_is_not_told_lies() {
     read_pages(&path, 0, 8 * MIB);
     let answer = ask_as_nobody(folder.path(), &path);
     println!("not the owner: {answer}");
-    // An old kernel lets anybody ask cachestat; a new one refuses, and mincore must not be believed.
+    // An old kernel lets anybody ask cachestat; a new one refuses, and mincore must not be
+    // believed.
     assert!(answer.starts_with("Sampled ") || answer.starts_with("Cachestat "), "{answer}");
     assert!(answer.ends_with("[true, true, false, false]"), "{answer}");
 
@@ -255,7 +260,8 @@ fn overlayfs_shows_the_pages_of_the_file_beneath() {
     assert_eq!(map.resident, [true, true, false, false], "{map:?}");
     assert_eq!(map.method, Method::Mincore);
 
-    // Nobody can ask: cachestat sees the overlay's own empty cache, mincore lies, reads may not be told not to wait.
+    // Nobody can ask: cachestat sees the overlay's own empty cache, mincore lies, reads may not be
+    // told not to wait.
     let answer = ask_as_nobody(folder.path(), &path);
     println!("overlay, not the owner: {answer}");
     let honest = ["Unknown [false, false, false, false]", "Sampled [true, true, false, false]"];

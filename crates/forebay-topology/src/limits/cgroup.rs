@@ -1,8 +1,9 @@
 //! Finding the folders of this process's control groups.
 //!
-//! `/proc/self/cgroup` gives a path in the hierarchy, `mountinfo` where the hierarchy is mounted and which part of it.
-//! In a container without a cgroup namespace the path is the host's while only the container's own part is mounted:
-//! its root is then cut from the path. When that still leads nowhere, the mount point is what can be seen.
+//! `/proc/self/cgroup` gives a path in the hierarchy, `mountinfo` where the hierarchy is mounted
+//! and which part of it. In a container without a cgroup namespace the path is the host's while
+//! only the container's own part is mounted: its root is then cut from the path. When that still
+//! leads nowhere, the mount point is what can be seen.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +26,8 @@ pub(crate) struct Groups {
     pub(crate) folders: Vec<PathBuf>,
 }
 
-/// The groups that govern `controller` (`cpu`, `memory`): of version 1 where it is mounted so, and of version 2.
+/// The groups that govern `controller` (`cpu`, `memory`): of version 1 where it is mounted so, and
+/// of version 2.
 pub(crate) fn groups(root: &Root, controller: &str) -> Vec<Groups> {
     let membership = root.read("proc/self/cgroup").unwrap_or_default();
     let mounts = mounts::mounts(root);

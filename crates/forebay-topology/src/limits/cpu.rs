@@ -34,7 +34,8 @@ pub fn worker_cpus() -> usize {
     cpu_limits().worker_cpus()
 }
 
-/// CPUs of the affinity mask. Machines with more than 1024 CPUs refuse the short mask; then the standard library knows.
+/// CPUs of the affinity mask. Machines with more than 1024 CPUs refuse the short mask; then the
+/// standard library knows.
 fn affinity() -> usize {
     match rustix::thread::sched_getaffinity(None) {
         Ok(set) => set.count() as usize,

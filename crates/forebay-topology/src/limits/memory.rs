@@ -1,8 +1,8 @@
 //! Memory that this process may still use, and how much of it may be locked.
 //!
-//! The kernel's `MemAvailable` already counts what it could drop. A control group's counter includes the page cache of
-//! the files that its members read, most of which can be dropped; without adding that back, a container that has
-//! read a large model seems full for ever.
+//! The kernel's `MemAvailable` already counts what it could drop. A control group's counter
+//! includes the page cache of the files that its members read, most of which can be dropped;
+//! without adding that back, a container that has read a large model seems full for ever.
 
 use std::path::Path;
 
@@ -88,7 +88,8 @@ fn stat_field(stat: &str, name: &str) -> Option<u64> {
     lines.find(|(key, _)| *key == name)?.1.trim().parse().ok()
 }
 
-/// How much memory may be locked. CUDA's pinning is not counted here, io_uring's registered buffers are.
+/// How much memory may be locked. CUDA's pinning is not counted here, io_uring's registered buffers
+/// are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memlock {
     /// Any amount.

@@ -83,7 +83,8 @@ fn file_cache_counts_as_free_and_dirty_cache_does_not() {
     assert_eq!(memory_limits(&tree.root()).headroom(), Some(0), "over the limit");
 }
 
-/// Docker of the first version without a cgroup namespace: the path is the host's, the mount shows only the own part.
+/// Docker of the first version without a cgroup namespace: the path is the host's, the mount shows
+/// only the own part.
 #[test]
 fn version_1_with_the_path_of_the_host() {
     let tree = Tree::new(&[
@@ -102,7 +103,8 @@ fn version_1_with_the_path_of_the_host() {
         ("sys/fs/cgroup/memory/memory.usage_in_bytes", "40000\n"),
         (
             "sys/fs/cgroup/memory/memory.stat",
-            "inactive_file 1\ndirty 1\ntotal_dirty 3\ntotal_inactive_file 20000\ntotal_active_file 5000\n",
+            "inactive_file 1\ndirty 1\ntotal_dirty 3\n\
+             total_inactive_file 20000\ntotal_active_file 5000\n",
         ),
     ]);
     assert_eq!(cpu::cpu_quota(&tree.root()), Some(1.5));

@@ -1,8 +1,9 @@
 //! Which parts of a file are in the page cache.
 //!
-//! The answer picks the path of each extent, so a wrong one costs: a cold extent that is taken for resident is read at
-//! the speed of page faults, a resident one that is taken for cold is read from disk again. Three ways to ask exist and
-//! each has a trap; the table is the order in which they are tried.
+//! The answer picks the path of each extent, so a wrong one costs: a cold extent that is taken for
+//! resident is read at the speed of page faults, a resident one that is taken for cold is read from
+//! disk again. Three ways to ask exist and each has a trap; the table is the order in which they
+//! are tried.
 //!
 //! | way | who may ask | trap |
 //! | --- | --- | --- |
@@ -10,11 +11,13 @@
 //! | mincore(2) on a mapping | the same people | **others are told that every page is resident**; the kernel lies so that nobody can watch what others read |
 //! | `preadv2(RWF_NOWAIT)` of one byte | whoever may read | a read that misses starts readahead, so asking changes the answer; many file systems (NFS, overlayfs, 9P) refuse the flag |
 //!
-//! So cachestat is not asked on overlayfs, where a mapping is of the file beneath and tells the truth. mincore is asked
-//! only by those whom it answers, and a claim that all is resident is checked with a few reads where they are possible.
-//! Samples are taken through a second opening of the file that is marked for random access, which keeps the readahead
-//! of a miss to one page, and at positions that change from call to call, so that an earlier sample's page does not
-//! count as evidence. Where nothing can be asked, [`Method::Unknown`] says so with no page counted as resident.
+//! So cachestat is not asked on overlayfs, where a mapping is of the file beneath and tells the
+//! truth. mincore is asked only by those whom it answers, and a claim that all is resident is
+//! checked with a few reads where they are possible. Samples are taken through a second opening of
+//! the file that is marked for random access, which keeps the readahead of a miss to one page, and
+//! at positions that change from call to call, so that an earlier sample's page does not count as
+//! evidence. Where nothing can be asked, [`Method::Unknown`] says so with no page counted as
+//! resident.
 //!
 //! ZFS keeps files in a cache of its own and DAX files have none: unknown as well.
 
@@ -30,15 +33,16 @@ use rustix::fs::FileType;
 use crate::{direct, page_size, sys};
 use sample::Sampler;
 
-/// A granule counts as resident when at least this many in a hundred of its pages are. A tenth missing costs some
-/// faults or small reads; reading nine tenths again would cost more.
+/// A granule counts as resident when at least this many in a hundred of its pages are. A tenth
+/// missing costs some faults or small reads; reading nine tenths again would cost more.
 const RESIDENT_PERCENT: u64 = 90;
 
-/// Samples for one [`probe`] of 64 MiB or more: the share is then known to about 1/16 (one standard deviation at one half
-/// is 1/32).
+/// Samples for one [`probe`] of 64 MiB or more: the share is then known to about 1/16 (one standard
+/// deviation at one half is 1/32).
 const PROBE_SAMPLES: u64 = 256;
 
-/// Samples for a granule of a [`map`]: all of them must hit. A granule with a quarter missing passes one time in ten.
+/// Samples for a granule of a [`map`]: all of them must hit. A granule with a quarter missing
+/// passes one time in ten.
 const GRANULE_SAMPLES: u64 = 8;
 
 /// Samples that check mincore's word.
@@ -118,7 +122,8 @@ pub struct ResidencyMap {
 }
 
 impl ResidencyMap {
-    /// Whether the granule that holds a byte of the file counts as resident; outside of the map: no.
+    /// Whether the granule that holds a byte of the file counts as resident; outside of the map:
+    /// no.
     pub fn is_resident_at(&self, offset: u64) -> bool {
         let granule = offset.checked_sub(self.offset).map(|inside| inside / self.granule_len);
         let granule = granule.and_then(|granule| usize::try_from(granule).ok());
@@ -137,8 +142,8 @@ pub fn probe(file: &File, offset: u64, len: u64) -> Result<Resident> {
     prober.count(offset, len, PROBE_SAMPLES)
 }
 
-/// Looks at a range in granules of `granule_len` bytes (not 0) from `offset` on. Granules past the end of the file are
-/// left out, so the map may be shorter than asked for.
+/// Looks at a range in granules of `granule_len` bytes (not 0) from `offset` on. Granules past the
+/// end of the file are left out, so the map may be shorter than asked for.
 pub fn map(file: &File, offset: u64, len: u64, granule_len: u64) -> Result<ResidencyMap> {
     let mut prober = Prober::new(file)?;
     let end = offset.saturating_add(len).min(prober.file_len);
@@ -166,7 +171,8 @@ pub fn map(file: &File, offset: u64, len: u64, granule_len: u64) -> Result<Resid
     Ok(ResidencyMap { offset, granule_len, resident, method: prober.method })
 }
 
-/// One file, with the way to ask that works for it. A way that turns out not to work is left for the next.
+/// One file, with the way to ask that works for it. A way that turns out not to work is left for
+/// the next.
 struct Prober<'a> {
     file: &'a File,
     file_len: u64,
@@ -216,7 +222,8 @@ impl<'a> Prober<'a> {
         }
         if self.method == Method::Mincore {
             match self.count_mincore(first, pages) {
-                // Either way it was not the truth: a file that cannot be mapped, or all of a file not ours.
+                // Either way it was not the truth: a file that cannot be mapped, or all of a file
+                // not ours.
                 Err(_) => self.method = Method::Sampled,
                 Ok(resident) if resident == pages && self.contradicts(first, pages) => {
                     self.method = Method::Sampled;

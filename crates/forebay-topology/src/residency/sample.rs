@@ -8,7 +8,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use rustix::fs::{Advice, Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// A sample that misses pulls its page in, so small ranges get fewer: one page in 64 is 1.6 % more in the cache.
+/// A sample that misses pulls its page in, so small ranges get fewer: one page in 64 is 1.6 % more
+/// in the cache.
 const PAGES_PER_SAMPLE: u64 = 64;
 
 /// Fewer samples than this say nothing. A range of 8 pages is asked for page by page.
@@ -23,8 +24,8 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    /// Opens the file a second time, so that neither the advice nor the position of the caller's own is touched, and so
-    /// that `O_DIRECT` of the caller's does not matter.
+    /// Opens the file a second time, so that neither the advice nor the position of the caller's
+    /// own is touched, and so that `O_DIRECT` of the caller's does not matter.
     pub(super) fn new(file: &File, page_len: u64) -> io::Result<Self> {
         let own = format!("/proc/self/fd/{}", file.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -44,8 +45,8 @@ impl Sampler {
         Ok(Self { file, page_len, state })
     }
 
-    /// About how many of `pages` pages from `first` on are resident, by at most `samples` samples, one at a random place in
-    /// each of as many parts of equal size.
+    /// About how many of `pages` pages from `first` on are resident, by at most `samples` samples,
+    /// one at a random place in each of as many parts of equal size.
     pub(super) fn estimate(&mut self, first: u64, pages: u64, samples: u64) -> io::Result<u64> {
         let sparse = (pages / PAGES_PER_SAMPLE).max(SAMPLES_MIN);
         let samples = samples.min(sparse).min(pages);

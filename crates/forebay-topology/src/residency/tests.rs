@@ -1,4 +1,5 @@
-//! Each way to ask, forced, on one and the same file: the ways that this kernel would not choose are tested too.
+//! Each way to ask, forced, on one and the same file: the ways that this kernel would not choose
+//! are tested too.
 
 use std::os::unix::fs::FileExt;
 
@@ -10,7 +11,8 @@ use super::*;
 const MIB: u64 = 1 << 20;
 const FILE_LEN: u64 = 8 * MIB;
 
-/// A file on the disk of the source tree whose first half is in the page cache; none where pages stay.
+/// A file on the disk of the source tree whose first half is in the page cache; none where pages
+/// stay.
 fn half_resident() -> Option<(tempfile::TempDir, File)> {
     let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
     let path = folder.path().join("file");
@@ -51,7 +53,8 @@ fn every_way_gives_the_same_answer() {
     }
 }
 
-/// The lie itself: to a thread of another user mincore calls the whole file resident, and a few reads show it up.
+/// The lie itself: to a thread of another user mincore calls the whole file resident, and a few
+/// reads show it up.
 #[test]
 fn a_lie_of_mincore_is_found_out() {
     if !rustix::process::geteuid().is_root() {

@@ -1,8 +1,9 @@
 //! Whether the kernel tells this process the truth about the page cache of a file.
 //!
-//! The kernel's rule, for mincore since Linux 5.2 and for cachestat since early 2025: the process owns the file, or has
-//! `CAP_FOWNER` over it, or may write to it. cachestat says `EPERM` to others; mincore gives them "all resident" without
-//! any sign. So the rule is asked here, on the safe side: "no" costs samples instead of exact counts.
+//! The kernel's rule, for mincore since Linux 5.2 and for cachestat since early 2025: the process
+//! owns the file, or has `CAP_FOWNER` over it, or may write to it. cachestat says `EPERM` to
+//! others; mincore gives them "all resident" without any sign. So the rule is asked here, on the
+//! safe side: "no" costs samples instead of exact counts.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -40,14 +41,16 @@ impl Asker {
         }
     }
 
-    /// A capability in a user namespace does not reach files of users that the namespace does not know.
+    /// A capability in a user namespace does not reach files of users that the namespace does not
+    /// know.
     fn owns(&self, owner_uid: u32) -> bool {
         self.overflow_uid != Some(owner_uid) && (self.overrides_owner || self.euid == owner_uid)
     }
 }
 
-/// Whether mincore answers this process truly. On a stacked file system the question goes to the file beneath, which may
-/// lie on a read-only layer although the file above can be written: there, only its owner is sure.
+/// Whether mincore answers this process truly. On a stacked file system the question goes to the
+/// file beneath, which may lie on a read-only layer although the file above can be written: there,
+/// only its owner is sure.
 pub(super) fn mincore_answers(file: &File, stat: &Stat, stacked: bool) -> bool {
     Asker::this_process().owns(stat.st_uid) || (!stacked && may_write(file))
 }

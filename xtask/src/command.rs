@@ -61,7 +61,8 @@ fn shown(command: &Command) -> String {
             words.push(format!("{}={}", name.display(), quoted(value)));
         }
     }
-    words.push(quoted(command.get_program()));
+    let cargo = std::env::var_os("CARGO").is_some_and(|cargo| cargo == command.get_program());
+    words.push(if cargo { "cargo".to_owned() } else { quoted(command.get_program()) });
     words.extend(command.get_args().map(quoted));
     words.join(" ")
 }

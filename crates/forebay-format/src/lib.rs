@@ -1,1 +1,32 @@
-//! Under construction in this commit.
+//! Tensor file formats: bytes in, catalog out; and the way back for saving.
+//!
+//! **Reading.** [`open_model`] takes a file, an index or a folder, decides which files belong to the model ([`folder`]
+//! and [`index`] hold the rules), opens each once ([`OpenFile`]), reads and checks their headers ([`safetensors`]) and
+//! returns a [`Model`]: the [`Catalog`] of its tensors and the open files, from which the engine then reads them.
+//!
+//! **Writing.** [`safetensors::layout`] plans one file, [`ModelSave`] a model in one or several; the caller writes the
+//! bytes where the plan says, and committing makes them the model in one step. [`AtomicFile`] is the same for any
+//! one file.
+//!
+//! Files come from strangers. A length in one is compared with the size of the file before anything is read or
+//! allocated, names are escaped in messages, paths may not leave their folder, and nothing panics.
+
+mod catalog;
+mod digest;
+pub mod folder;
+pub mod index;
+mod model;
+mod open_file;
+mod parallel;
+pub mod safetensors;
+mod save;
+mod text;
+
+pub use catalog::{Catalog, CatalogFile, Format, TensorEntry};
+pub use digest::{hex, sha256_extent};
+pub use model::{Model, open_files, open_model};
+pub use open_file::{Identity, OpenFile};
+pub use save::{
+    AtomicFile, Durability, DurableFile, ModelSave, Saved, Shard, ShardPlan, clean_stale_temps,
+    index_json, shard_layout,
+};

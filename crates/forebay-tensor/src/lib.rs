@@ -31,4 +31,4 @@ mod size;
 pub use dtype::Dtype;
 pub use region::Region;
 pub use runs::{ByteRuns, RunIter, StridedDim, byte_runs};
-pub use size::{byte_len, element_count};
+pub use size::{ShowShape, byte_len, element_count};

@@ -2,12 +2,29 @@
 
 use crate::Dtype;
 use forebay_error::{Code, Error, Result};
+use std::fmt;
+
+/// Shows a shape as `[2, 3]`; a long one (files may hold millions of sides) is cut after sixteen.
+#[derive(Clone, Copy, Debug)]
+pub struct ShowShape<'a>(pub &'a [u64]);
+
+impl fmt::Display for ShowShape<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.get(..16) {
+            Some(head) if self.0.len() > 16 => write!(f, "{head:?}... ({} sides)", self.0.len()),
+            _ => write!(f, "{:?}", self.0),
+        }
+    }
+}
 
 /// Elements of a shape. Multiplies from the first side on and fails where a product leaves 64 bits, as the
 /// safetensors library does: `[0, 2^62, 2^62]` has no elements, `[2^62, 2^62, 0]` is an overflow.
 pub fn element_count(shape: &[u64]) -> Result<u64> {
     shape.iter().try_fold(1_u64, |product, &side| product.checked_mul(side)).ok_or_else(|| {
-        Error::new(Code::Overflow, format!("shape {shape:?} has more than 2^64 elements"))
+        Error::new(
+            Code::Overflow,
+            format!("shape {} has more than 2^64 elements", ShowShape(shape)),
+        )
     })
 }
 
@@ -15,12 +32,14 @@ pub fn element_count(shape: &[u64]) -> Result<u64> {
 /// where it ends inside a byte, as the safetensors library does.
 pub fn byte_len(dtype: Dtype, shape: &[u64]) -> Result<u64> {
     let bits = element_count(shape)?.checked_mul(dtype.bits()).ok_or_else(|| {
-        Error::new(Code::Overflow, format!("{dtype} of shape {shape:?} has more than 2^64 bits"))
+        Error::new(
+            Code::Overflow,
+            format!("{dtype} of shape {} has more than 2^64 bits", ShowShape(shape)),
+        )
     })?;
     if !bits.is_multiple_of(8) {
-        let what = format!(
-            "{dtype} of shape {shape:?} has {bits} bits, which is not a whole number of bytes"
-        );
+        let shape = ShowShape(shape);
+        let what = format!("{dtype} of shape {shape} has {bits} bits, no whole number of bytes");
         return Err(Error::new(Code::Misaligned, what));
     }
     Ok(bits / 8)
@@ -50,6 +69,12 @@ mod tests {
         // 2^61 bytes would fit, 2^64 bits do not.
         assert_eq!(code(Dtype::U8, &[1 << 61]), Some(Code::Overflow));
         assert_eq!(byte_len(Dtype::U8, &[(1 << 61) - 1]).unwrap(), (1 << 61) - 1);
+    }
+
+    #[test]
+    fn long_shapes_are_cut() {
+        assert_eq!(ShowShape(&[2, 3]).to_string(), "[2, 3]");
+        assert!(ShowShape(&[1; 5000]).to_string().len() < 100);
     }
 
     #[test]

@@ -1,0 +1,234 @@
+//! Opening a model: from a path to a catalog and open files.
+
+use crate::catalog::{Catalog, CatalogFile, Format, TensorEntry};
+use crate::folder::{self, Choice};
+use crate::index::{Index, MAX_FILES};
+use crate::open_file::OpenFile;
+use crate::parallel;
+use crate::safetensors::{Header, read_header_gated};
+use crate::text::{listed, quoted, shown};
+use forebay_error::{Code, Error, Result};
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+/// How many names an error lists before it counts.
+const LISTED: usize = 200;
+
+/// A model: what it holds, and its files, open, in the order of the catalog's.
+#[derive(Clone, Debug)]
+pub struct Model {
+    /// What it holds.
+    pub catalog: Catalog,
+    /// Its files.
+    pub files: Vec<Arc<OpenFile>>,
+}
+
+impl Model {
+    /// Fails with `file_changed` if any file changed since it was opened.
+    pub fn check_unchanged(&self) -> Result<()> {
+        self.files.iter().try_for_each(|file| file.check_unchanged())
+    }
+}
+
+/// Opens the model at a path: a safetensors file (whatever its name, unless the name is that of another format), an
+/// index, or a folder (see [`crate::folder`]).
+pub fn open_model(path: &Path) -> Result<Model> {
+    let stat =
+        std::fs::metadata(path).map_err(|error| Error::io("cannot open", error).at(shown(path)))?;
+    if !stat.is_dir() {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        return match folder::is_index(&name) {
+            true => open_index(path),
+            false => open_files(&[path.to_owned()]),
+        };
+    }
+    let (choice, warnings) = folder::decide(path)?;
+    let mut model = match choice {
+        Choice::Index(name) => open_index(&path.join(name))?,
+        Choice::Files(names) => {
+            let files = names.into_iter().map(|name| (path.join(&name), name));
+            open_union(files.collect())?
+        }
+    };
+    model.catalog.warnings.splice(0..0, warnings);
+    Ok(model)
+}
+
+/// Opens these files as one model. A tensor in two of them is `duplicate_tensor`.
+pub fn open_files(paths: &[PathBuf]) -> Result<Model> {
+    if paths.is_empty() {
+        return Err(Error::new(Code::Usage, "no files to open"));
+    }
+    if paths.len() > MAX_FILES {
+        return Err(Error::new(Code::Unsupported, format!("more than {MAX_FILES} files")));
+    }
+    let named = paths.iter().map(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if let Some(kind) = folder::foreign_kind(&name) {
+            let error =
+                Error::new(Code::UnknownFormat, format!("is {kind}, safetensors is what is read"));
+            return Err(error.at(shown(path)));
+        }
+        Ok((path.clone(), name))
+    });
+    open_union(named.collect::<Result<_>>()?)
+}
+
+/// All tensors of all these files (path, name).
+fn open_union(named: Vec<(PathBuf, String)>) -> Result<Model> {
+    let opened: Result<Vec<_>> =
+        parallel::map(&named, |(path, _)| OpenFile::open(path)).into_iter().collect();
+    let opened = opened?;
+    let gate = Mutex::new(());
+    let headers = parallel::map(&opened, |file| read_header_gated(file, &gate));
+    let names = named.into_iter().map(|(_, name)| name);
+    let mut parts = Parts::default();
+    for ((name, file), header) in names.zip(opened).zip(headers) {
+        parts.add(name, file, header?);
+    }
+    parts.finish(Vec::new())
+}
+
+/// The tensors that an index names, from the files it gives them to.
+fn open_index(path: &Path) -> Result<Model> {
+    let index = Index::read(&OpenFile::open(path)?)?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    for file in &index.files {
+        folder::check_suffix(&file.name).map_err(|error| error.at(shown(path)))?;
+    }
+    let opened = open_listed(&index, path, folder)?;
+    let named: HashSet<&str> =
+        index.files.iter().flat_map(|file| &file.tensors).map(String::as_str).collect();
+    let gate = Mutex::new(());
+    let jobs: Vec<_> = opened.iter().zip(&index.files).collect();
+    let headers = parallel::map(&jobs, |(file, listed)| {
+        let header = read_header_gated(file, &gate)?;
+        pick(header, &listed.tensors, &named).map_err(|error| error.at(shown(&file.path)))
+    });
+    let mut parts = Parts::default();
+    let mut unlisted = Vec::new();
+    for ((listed, file), picked) in index.files.iter().zip(opened).zip(headers) {
+        let (header, left) = picked?;
+        unlisted.extend(left);
+        parts.add(listed.name.clone(), file, header);
+    }
+    let mut warnings = Vec::new();
+    if !unlisted.is_empty() {
+        let names = listed(unlisted.iter().map(String::as_str), 5);
+        warnings.push(format!("tensors that the index does not name are left out: {names}"));
+    }
+    let sum: u64 = parts.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.bytes));
+    if let Some(said) = index.total_size.filter(|&said| said != sum) {
+        warnings.push(format!("total_size of the index is {said}, its tensors have {sum} bytes"));
+    }
+    parts.finish(warnings)
+}
+
+/// Opens the files of an index; those that are not there are named in one error.
+fn open_listed(index: &Index, path: &Path, folder: &Path) -> Result<Vec<OpenFile>> {
+    let opened = parallel::map(&index.files, |file| OpenFile::open(&folder.join(&file.name)));
+    let is_missing =
+        |result: &Result<OpenFile>| matches!(result, Err(error) if error.code() == Code::NotFound);
+    let missing = index.files.iter().zip(&opened).filter(|(_, result)| is_missing(result));
+    let missing: Vec<&str> = missing.map(|(file, _)| file.name.as_str()).collect();
+    if missing.is_empty() {
+        return opened.into_iter().collect();
+    }
+    let what = format!(
+        "{} of the {} files that the index names are not there: {}",
+        missing.len(),
+        index.files.len(),
+        listed(missing.into_iter(), LISTED)
+    );
+    let error = Error::new(Code::MissingShard, what).at(shown(path));
+    let dangling =
+        opened.into_iter().filter_map(Result::err).find_map(|error| error.hints().first().cloned());
+    let error = match dangling {
+        Some(hint) => error.hint(hint),
+        None => error,
+    };
+    Err(error.hint("download or copy the missing files"))
+}
+
+/// Keeps the tensors of a header that the index gives to its file; the second value is names that it gives to none.
+fn pick(
+    mut header: Header,
+    wanted: &[String],
+    named: &HashSet<&str>,
+) -> Result<(Header, Vec<String>)> {
+    let mut unlisted = Vec::new();
+    let is_wanted =
+        |name: &str| wanted.binary_search_by(|listed| listed.as_str().cmp(name)).is_ok();
+    header.tensors.retain(|tensor| {
+        let keep = is_wanted(&tensor.name);
+        if !keep && !named.contains(tensor.name.as_str()) {
+            unlisted.push(tensor.name.clone());
+        }
+        keep
+    });
+    if header.tensors.len() == wanted.len() {
+        return Ok((header, unlisted));
+    }
+    let held: HashSet<&str> = header.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    let absent: Vec<&str> =
+        wanted.iter().map(String::as_str).filter(|name| !held.contains(name)).collect();
+    let what = match absent.as_slice() {
+        [name] => {
+            format!("the index gives tensor {} to a file that does not hold it", quoted(name))
+        }
+        _ => {
+            let names = listed(absent.iter().copied(), LISTED);
+            format!(
+                "the index gives {} tensors to a file that does not hold them: {names}",
+                absent.len()
+            )
+        }
+    };
+    Err(Error::new(Code::TensorNotInShard, what)
+        .hint("the index and the files are of different versions"))
+}
+
+/// A catalog in the making.
+#[derive(Default)]
+struct Parts {
+    metadata: Option<Vec<(String, String)>>,
+    catalog: Vec<CatalogFile>,
+    files: Vec<Arc<OpenFile>>,
+    tensors: Vec<TensorEntry>,
+    warnings: Vec<String>,
+}
+
+impl Parts {
+    fn add(&mut self, name: String, file: OpenFile, header: Header) {
+        let place = self.files.len();
+        if place == 0 {
+            self.metadata = header.metadata;
+        }
+        self.warnings.extend(
+            header.warnings.into_iter().map(|warning| format!("{}: {warning}", quoted(&name))),
+        );
+        self.tensors.extend(header.tensors.into_iter().map(|tensor| TensorEntry {
+            name: tensor.name,
+            dtype: tensor.dtype,
+            shape: tensor.shape,
+            file: place,
+            offset: header.data_start + tensor.begin,
+            bytes: tensor.end - tensor.begin,
+        }));
+        self.catalog.push(CatalogFile { name, path: file.path.clone(), size: file.size() });
+        self.files.push(Arc::new(file));
+    }
+
+    fn finish(mut self, warnings: Vec<String>) -> Result<Model> {
+        self.warnings.extend(warnings);
+        let catalog = Catalog::new(
+            Format::Safetensors,
+            self.metadata,
+            self.catalog,
+            self.tensors,
+            self.warnings,
+        )?;
+        Ok(Model { catalog, files: self.files })
+    }
+}

@@ -1,1 +1,29 @@
-//! Under construction in this commit.
+//! The engine: executes plans.
+//!
+//! A load goes down one way: a [`Selection`] of a catalog becomes [`Move`]s, those a [`Plan`] of pieces, and an
+//! [`Engine`] starts a [`Session`] that moves the pieces from [`RangeSource`]s to the device's memory. Worker threads
+//! (`worker`) take pieces from one queue (`queue`); which way a piece goes is decided by `route`, and each way is one
+//! file of `paths`. Nothing here knows a framework: targets are addresses, and who provides them keeps them alive.
+
+mod engine;
+mod options;
+mod paths;
+mod plan;
+mod queue;
+mod report;
+mod route;
+mod select;
+mod session;
+mod shared;
+mod source;
+mod worker;
+
+pub use engine::{Engine, LinkRate, measure_link};
+pub use options::{
+    CacheChoice, EngineConfig, LoadOptions, PathChoice, THREADS_DEFAULT_MAX, THREADS_MAX, Tuning,
+};
+pub use plan::{GAP_BYTES, Move, Op, Piece, Plan};
+pub use report::{Path, PathShare, Report};
+pub use select::{Selection, Wanted};
+pub use session::Session;
+pub use source::{DirectFile, LocalFile, RangeSource, read_exact_at, sources_of};

@@ -1,0 +1,150 @@
+//! The engine: a device, an arena, and the limits of both.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use forebay_device::{Arena, ArenaConfig, ArenaStats, Device};
+use forebay_error::{Error, Result};
+
+use crate::options::{EngineConfig, LoadOptions, THREADS_DEFAULT_MAX, THREADS_MAX};
+use crate::plan::Plan;
+use crate::session::Session;
+use crate::source::RangeSource;
+
+/// Moves bytes between sources and one device. Loads may run side by side; they share the arena and the window of
+/// registered page cache.
+pub struct Engine {
+    device: Device,
+    config: EngineConfig,
+    arena: OnceLock<Arc<Arena>>,
+    registered: AtomicU64,
+    registered_peak: AtomicU64,
+}
+
+impl Engine {
+    /// An engine for `device`. Nothing is allocated before the first load.
+    pub fn new(device: Device, config: EngineConfig) -> Arc<Self> {
+        Arc::new(Self {
+            device,
+            config,
+            arena: OnceLock::new(),
+            registered: AtomicU64::new(0),
+            registered_peak: AtomicU64::new(0),
+        })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// How it was made.
+    pub fn config(&self) -> &EngineConfig {
+        &self.config
+    }
+
+    /// Starts a load. Its targets' addresses are provided next, in order: [`Session::provide`].
+    pub fn start(
+        self: &Arc<Self>,
+        plan: Plan,
+        sources: Vec<Arc<dyn RangeSource>>,
+        options: LoadOptions,
+    ) -> Result<Session> {
+        Session::start(self.clone(), plan, sources, options)
+    }
+
+    /// What the arena holds.
+    pub fn arena_stats(&self) -> ArenaStats {
+        self.arena.get().map(|arena| arena.stats()).unwrap_or_default()
+    }
+
+    /// The arena, made at first use.
+    pub(crate) fn arena(&self) -> Result<&Arc<Arena>> {
+        if let Some(arena) = self.arena.get() {
+            return Ok(arena);
+        }
+        let config = ArenaConfig {
+            size_bytes: self.config.arena_bytes,
+            slot_bytes: self.config.piece_bytes as usize,
+        };
+        let arena = Arena::new(&self.device, &config)?;
+        // Two loads that start at once may both have made one; the loser's has no memory yet and goes.
+        Ok(self.arena.get_or_init(|| arena))
+    }
+
+    /// How much page cache may be registered now: the setting, a quarter of the memory that is available, and half of
+    /// what the cgroup leaves, whichever is least.
+    pub(crate) fn dma_limit(&self) -> u64 {
+        let available = forebay_topology::memory_headroom();
+        self.config.dma_window_bytes.min(available.map_or(u64::MAX, |bytes| bytes / 4))
+    }
+
+    /// Takes `len` bytes of the window, if it has them.
+    pub(crate) fn take_window(&self, len: u64, limit: u64) -> bool {
+        let taken = self.registered.fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| {
+            held.checked_add(len).filter(|&sum| sum <= limit)
+        });
+        if let Ok(before) = taken {
+            self.registered_peak.fetch_max(before + len, Ordering::AcqRel);
+        }
+        taken.is_ok()
+    }
+
+    /// Gives `len` bytes of the window back.
+    pub(crate) fn give_window(&self, len: u64) {
+        self.registered.fetch_sub(len, Ordering::AcqRel);
+    }
+
+    /// Most page cache registered at one time so far.
+    pub fn registered_peak(&self) -> u64 {
+        self.registered_peak.load(Ordering::Acquire)
+    }
+
+    /// Page cache registered now; 0 again soon after a load.
+    pub fn registered_now(&self) -> u64 {
+        self.registered.load(Ordering::Acquire)
+    }
+
+    /// Worker threads for a load.
+    pub(crate) fn threads(&self, options: &LoadOptions) -> usize {
+        match options.threads {
+            Some(threads) => threads.clamp(1, THREADS_MAX),
+            None => forebay_topology::worker_cpus().clamp(1, THREADS_DEFAULT_MAX),
+        }
+    }
+}
+
+/// Rates of the link between host memory and a GPU, measured with the arena's kind of memory.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkRate {
+    /// Bytes a second, host to device, best of several.
+    pub to_device: f64,
+}
+
+/// Measures the link of a GPU: copies of `len` bytes from pinned memory, best of `rounds`; about 5 ms each for 256 MiB.
+///
+/// Errors: `unsupported` for the host, which has no link.
+pub fn measure_link(device: &Device, len: usize, rounds: usize) -> Result<LinkRate> {
+    let Device::Cuda(gpu) = device else {
+        return Err(Error::new(forebay_error::Code::Unsupported, "the host device has no link"));
+    };
+    gpu.with_context(|| {
+        let arena = Arena::new(device, &ArenaConfig { size_bytes: len + (1 << 20), slot_bytes: len })?;
+        let slots = arena.acquire(1, &|| false)?;
+        let stream = forebay_device::cuda::Stream::new(gpu)?;
+        let target = forebay_device::cuda::DeviceBuffer::new(gpu, len as u64)?;
+        let mut best = f64::INFINITY;
+        for slot in &slots {
+            for _ in 0..=rounds {
+                let start = std::time::Instant::now();
+                for _ in 0..2 {
+                    // SAFETY: both are `len` bytes long and live until the stream was synchronized, below.
+                    unsafe { stream.copy_to_device(target.address(), slot.address(), len as u64)? };
+                }
+                stream.synchronize()?;
+                best = best.min(start.elapsed().as_secs_f64() / 2.0);
+            }
+        }
+        Ok(LinkRate { to_device: len as f64 / best })
+    })
+}

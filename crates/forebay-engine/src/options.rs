@@ -1,0 +1,147 @@
+//! What a caller may choose.
+
+use forebay_error::{Code, Error, Result};
+
+/// Which way bytes may go. `Auto` decides piece by piece; the others force one way, for measurements and for machines
+/// where the decision is wrong.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PathChoice {
+    /// Decide by residency, file system and device.
+    #[default]
+    Auto,
+    /// Page-cache DMA alone (a GPU only); what it cannot do is copied.
+    Dma,
+    /// As `Auto`, without page-cache DMA.
+    Copy,
+    /// Direct reads for everything, resident or not.
+    Direct,
+    /// Buffered reads for everything, by many threads.
+    Buffered,
+    /// Buffered or direct reads by threads, without io_uring and DMA.
+    Fallback,
+}
+
+impl PathChoice {
+    /// The names that [`Self::parse`] knows.
+    pub const NAMES: &[&str] = &["auto", "dma", "copy", "direct", "buffered", "fallback"];
+
+    /// Reads a name. Errors: `usage`.
+    pub fn parse(name: &str) -> Result<Self> {
+        Ok(match name {
+            "auto" => Self::Auto,
+            "dma" => Self::Dma,
+            "copy" => Self::Copy,
+            "direct" => Self::Direct,
+            "buffered" => Self::Buffered,
+            "fallback" => Self::Fallback,
+            _ => {
+                return Err(Error::new(Code::Usage, format!("no path is called `{name}`"))
+                    .hint(format!("paths: {}", Self::NAMES.join(", "))));
+            }
+        })
+    }
+}
+
+/// Whether the page cache should hold the files after a load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheChoice {
+    /// As found: what was resident stays, what was not is read past the cache where the file system is good at that.
+    #[default]
+    Auto,
+    /// Yes: cold bytes are read through the cache, so that the next load finds them there.
+    Keep,
+    /// No: cold bytes are read past the cache, and the ranges that were loaded are dropped from it afterwards.
+    Bypass,
+}
+
+impl CacheChoice {
+    /// The names that [`Self::parse`] knows.
+    pub const NAMES: &[&str] = &["auto", "keep", "bypass"];
+
+    /// Reads a name. Errors: `usage`.
+    pub fn parse(name: &str) -> Result<Self> {
+        Ok(match name {
+            "auto" => Self::Auto,
+            "keep" => Self::Keep,
+            "bypass" => Self::Bypass,
+            _ => {
+                return Err(Error::new(Code::Usage, format!("no cache policy is called `{name}`"))
+                    .hint(format!("policies: {}", Self::NAMES.join(", "))));
+            }
+        })
+    }
+}
+
+/// How an engine is made: what it may use of the machine.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Limit of the pinned staging memory, in bytes. Default 1 GiB.
+    pub arena_bytes: usize,
+    /// Limit of page cache registered with the GPU at one time, in bytes; further bounded by a quarter of the memory
+    /// that is available and by the cgroup's headroom. Default 16 GiB.
+    pub dma_window_bytes: u64,
+    /// Bytes that a worker moves at a time; a power of two. Default 4 MiB: smaller pieces pay more for each copy to
+    /// the GPU (measured at 16 threads: 51 GB/s with 4 MiB, 44 with 1 MiB, 29 with 256 KiB).
+    pub piece_bytes: u64,
+    /// Tuning that the benchmarks vary.
+    pub tuning: Tuning,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            arena_bytes: 1 << 30,
+            dma_window_bytes: 16 << 30,
+            piece_bytes: 4 << 20,
+            tuning: Tuning::default(),
+        }
+    }
+}
+
+/// Numbers found by measurement (docs/BENCHMARKS.md); there is no reason to change them outside of benchmarks.
+#[derive(Clone, Debug)]
+pub struct Tuning {
+    /// Staging slots of one copying worker: one is filled while the others are on their way to the GPU.
+    pub slots_per_worker: usize,
+    /// Bytes that the DMA worker registers at a time.
+    pub dma_batch_bytes: u64,
+    /// Bytes of one DMA copy, so that copies of other workers get their turn on the copy engine in between.
+    pub dma_copy_bytes: u64,
+    /// Batches registered ahead of the copies.
+    pub dma_batches_ahead: usize,
+    /// Whether a resident tmpfs file is worth DMA beside the copying workers.
+    pub dma_on_tmpfs: bool,
+    /// Direct reads in flight.
+    pub direct_depth: usize,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self {
+            slots_per_worker: 2,
+            dma_batch_bytes: 128 << 20,
+            dma_copy_bytes: 16 << 20,
+            dma_batches_ahead: 2,
+            dma_on_tmpfs: false,
+            direct_depth: 16,
+        }
+    }
+}
+
+/// How one load is done.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// Threads; `None` takes what the machine, the affinity mask and the cgroup's quota allow, at most
+    /// [`THREADS_DEFAULT_MAX`].
+    pub threads: Option<usize>,
+    /// Which way bytes may go.
+    pub path: PathChoice,
+    /// Whether the page cache should hold the files afterwards.
+    pub cache: CacheChoice,
+}
+
+/// Threads of a load by default, at the most: 16 saturate a PCIe Gen5 x16 link.
+pub const THREADS_DEFAULT_MAX: usize = 16;
+
+/// Threads of a load at the very most.
+pub const THREADS_MAX: usize = 256;

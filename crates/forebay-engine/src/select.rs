@@ -1,0 +1,116 @@
+//! From names and regions to a plan.
+
+use forebay_error::{Code, Error, Result};
+use forebay_format::Catalog;
+use forebay_tensor::{Region, byte_runs};
+
+use crate::plan::{Move, Plan};
+
+/// Moves that one tensor's region may take: a region cut in every dimension of a many-dimensional tensor can ask for
+/// more rows than anybody wants to list.
+const MOVES_MAX: u64 = 4 << 20;
+
+/// One tensor, or a region of it.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    /// Index of the tensor in the catalog.
+    pub tensor: usize,
+    /// The region; `None` for all of it.
+    pub region: Option<Region>,
+}
+
+/// What to load, in reading order: the target of `wanted[i]` is target `i` of the plan.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    /// Tensors and regions, ordered by file and offset.
+    pub wanted: Vec<Wanted>,
+    /// Bytes of each.
+    pub bytes: Vec<u64>,
+    moves: Vec<Move>,
+}
+
+impl Selection {
+    /// Orders `wanted` as the files have it and works out its bytes.
+    ///
+    /// Errors: `no_such_tensor`; `bad_slice` for a region outside of its tensor; `misaligned` for a region of a
+    /// sub-byte dtype that does not fall on bytes; `unsupported` for one in too many runs.
+    pub fn new(catalog: &Catalog, mut wanted: Vec<Wanted>) -> Result<Self> {
+        for want in &wanted {
+            if want.tensor >= catalog.tensors.len() {
+                let text = format!("the catalog has no tensor number {}", want.tensor);
+                return Err(Error::new(Code::NoSuchTensor, text));
+            }
+        }
+        let place = |want: &Wanted| {
+            catalog.tensors.get(want.tensor).map(|entry| (entry.file, entry.offset))
+        };
+        wanted.sort_by_key(place);
+        let mut bytes = Vec::with_capacity(wanted.len());
+        let mut moves = Vec::with_capacity(wanted.len());
+        for (target, want) in wanted.iter().enumerate() {
+            bytes.push(add_moves(catalog, want, target as u32, &mut moves)?);
+        }
+        Ok(Self { wanted, bytes, moves })
+    }
+
+    /// Every tensor whole.
+    pub fn all(catalog: &Catalog) -> Result<Self> {
+        let all = (0..catalog.tensors.len()).map(|tensor| Wanted { tensor, region: None });
+        Self::new(catalog, all.collect())
+    }
+
+    /// The plan, cut in pieces of `piece_bytes`.
+    pub fn plan(self, piece_bytes: u64) -> Result<(Vec<Wanted>, Plan)> {
+        let plan = Plan::build(self.moves, self.bytes, piece_bytes)?;
+        Ok((self.wanted, plan))
+    }
+}
+
+/// Adds the moves of one tensor or region; returns its bytes.
+fn add_moves(
+    catalog: &Catalog,
+    want: &Wanted,
+    target: u32,
+    moves: &mut Vec<Move>,
+) -> Result<u64> {
+    let Some(entry) = catalog.tensors.get(want.tensor) else { return Ok(0) };
+    let object = entry.file as u32;
+    let Some(region) = &want.region else {
+        moves.push(Move::contiguous(object, target, entry.offset, 0, entry.bytes));
+        return Ok(entry.bytes);
+    };
+    let place = |error: Error| error.at(format!("tensor `{}`", entry.name));
+    region.check_within(&entry.shape).map_err(place)?;
+    let runs = byte_runs(entry.dtype, &entry.shape, region).map_err(place)?;
+    let total = runs.total_bytes();
+    if total == 0 {
+        return Ok(0);
+    }
+    let (outer, (rows, from_stride)) = match runs.dims.split_last() {
+        Some((last, outer)) => (outer, (last.count, last.stride)),
+        None => (&[][..], (1, runs.run)),
+    };
+    let block = rows * runs.run;
+    let blocks = total / block.max(1);
+    if blocks > MOVES_MAX {
+        let text = format!("the region consists of {blocks} separate blocks, at most {MOVES_MAX}");
+        return Err(place(Error::new(Code::Unsupported, text))
+            .hint("load the whole tensor and slice it in memory"));
+    }
+    let mut at = vec![0_u64; outer.len()];
+    for index in 0..blocks {
+        let offset: u64 = outer.iter().zip(&at).map(|(dim, &count)| dim.stride * count).sum();
+        let from = entry.offset + runs.start + offset;
+        let (to, to_stride) = (index * block, runs.run);
+        moves.push(Move { object, target, from, from_stride, to, to_stride, run: runs.run, rows });
+        // The next place of the outer dimensions, the last counting fastest.
+        for (dim, count) in outer.iter().zip(&mut at).rev() {
+            *count += 1;
+            if *count < dim.count {
+                break;
+            }
+            *count = 0;
+        }
+    }
+    Ok(total)
+}

@@ -1,0 +1,169 @@
+//! Where bytes come from.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::sync::{Arc, OnceLock};
+
+use forebay_error::{Error, Result};
+use forebay_format::OpenFile;
+use forebay_topology::{DirectAlign, FsProfile};
+
+/// An object that can be read in ranges: a file here, an object of a store or a peer elsewhere.
+///
+/// Called from many worker threads at once; a call may block, and a call that hangs holds one worker and its staging
+/// slot, nothing else. The buffer is the caller's and is not used after the call.
+pub trait RangeSource: Send + Sync {
+    /// What errors call it.
+    fn name(&self) -> String;
+
+    /// Its length in bytes.
+    fn len(&self) -> u64;
+
+    /// Whether it has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Reads at `offset`, as much as it likes up to `into.len()`; 0 means the end.
+    fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// The file behind it, if it is one: page-cache DMA and direct reads need that.
+    fn local(&self) -> Option<&LocalFile> {
+        None
+    }
+
+    /// Fails when the object is not the one any more that it was when it was opened.
+    fn check_unchanged(&self) -> Result<()>;
+}
+
+/// A local file: the descriptor that its header was read from, so that header and bytes belong together.
+pub struct LocalFile {
+    open: Arc<OpenFile>,
+    profile: FsProfile,
+    device: u64,
+    dax: bool,
+    direct: OnceLock<Option<DirectFile>>,
+}
+
+/// A second descriptor of the same file, for direct reads.
+pub struct DirectFile {
+    /// Opened with `O_DIRECT`.
+    pub file: File,
+    /// What the file asks for.
+    pub align: DirectAlign,
+}
+
+impl LocalFile {
+    /// Wraps an open file. Errors: `io` when the file system cannot be asked.
+    pub fn new(open: Arc<OpenFile>) -> Result<Self> {
+        let profile = forebay_topology::file_profile(&open.file, &open.path)?;
+        let dax = forebay_topology::direct::is_dax(&open.file);
+        let device = open.identity.dev;
+        Ok(Self { open, profile, device, dax, direct: OnceLock::new() })
+    }
+
+    /// The descriptor for buffered reads and mappings.
+    pub fn file(&self) -> &File {
+        &self.open.file
+    }
+
+    /// What kind of file system it is on, and how to read it.
+    pub fn profile(&self) -> &FsProfile {
+        &self.profile
+    }
+
+    /// The file system's device number: refusals are remembered by it.
+    pub fn device(&self) -> u64 {
+        self.device
+    }
+
+    /// Whether it lies on persistent memory without a page cache.
+    pub fn is_dax(&self) -> bool {
+        self.dax
+    }
+
+    /// A descriptor for direct reads; `None` where the file system refuses.
+    pub fn direct(&self) -> Option<&DirectFile> {
+        self.direct.get_or_init(|| self.open_direct()).as_ref()
+    }
+
+    fn open_direct(&self) -> Option<DirectFile> {
+        // Through /proc, so that it is the same file even if its name was given to another one meanwhile.
+        let path = format!("/proc/self/fd/{}", self.open.file.as_fd().as_raw_fd());
+        let opened = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECT | libc::O_CLOEXEC)
+            .open(path);
+        match opened {
+            Ok(file) => {
+                let align = forebay_topology::direct::direct_align(&file).ok().flatten()?;
+                Some(DirectFile { file, align })
+            }
+            Err(error) => {
+                tracing::debug!(%error, file = %self.open.path.display(), "O_DIRECT refused");
+                None
+            }
+        }
+    }
+}
+
+impl RangeSource for LocalFile {
+    fn name(&self) -> String {
+        self.open.path.display().to_string()
+    }
+
+    fn len(&self) -> u64 {
+        self.open.identity.size
+    }
+
+    fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.open.file.read_at(into, offset)
+    }
+
+    fn local(&self) -> Option<&LocalFile> {
+        Some(self)
+    }
+
+    fn check_unchanged(&self) -> Result<()> {
+        self.open.check_unchanged()
+    }
+}
+
+/// The sources of a model's files.
+pub fn sources_of(files: &[Arc<OpenFile>]) -> Result<Vec<Arc<dyn RangeSource>>> {
+    files
+        .iter()
+        .map(|open| LocalFile::new(open.clone()).map(|file| Arc::new(file) as Arc<dyn RangeSource>))
+        .collect()
+}
+
+/// Fills `into` from `offset` on, through short reads and interruptions.
+///
+/// Errors: `truncated` at an early end, `io` and its kin otherwise, naming object and byte.
+pub fn read_exact_at(source: &dyn RangeSource, into: &mut [u8], offset: u64) -> Result<()> {
+    let mut done = 0;
+    while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        let at = offset + done as u64;
+        match source.read_at(rest, at) {
+            Ok(0) => return Err(ended_early(source, offset, into.len() as u64, at)),
+            Ok(count) => done += count.min(rest.len()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => {
+                let what = format!("cannot read {} bytes at byte {at}", rest.len());
+                return Err(Error::io(what, error).at(source.name()));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The error for a file that ends before it should.
+pub(crate) fn ended_early(source: &dyn RangeSource, offset: u64, len: u64, at: u64) -> Error {
+    let wanted = offset + len;
+    let text = format!("file ends at byte {at}, byte {wanted} was to be read");
+    Error::new(forebay_error::Code::Truncated, text)
+        .at(source.name())
+        .hint("the file shrank since it was opened: load again once its writer is done")
+}

@@ -1,0 +1,125 @@
+//! The threads of a load.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use forebay_device::Device;
+use forebay_error::{Error, Result};
+use forebay_topology::{Root, numa};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::options::PathChoice;
+use crate::paths::{copy, direct, dma};
+use crate::route::Cold;
+use crate::shared::{Shared, internal};
+
+/// What a thread does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Dma { limit: u64 },
+    Copy,
+    Direct,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Role::Dma { .. } => "forebay-dma",
+            Role::Copy => "forebay-copy",
+            Role::Direct => "forebay-direct",
+        }
+    }
+}
+
+/// Direct workers of a host load: each copies from staging memory to the targets itself, at 5 to 10 GB/s.
+const HOST_DIRECT_WORKERS_MAX: usize = 4;
+
+/// Starts the workers: of `threads`, one for DMA if any object may use it, the rest for copies; and beside them the
+/// direct workers, which sleep as long as nothing is cold.
+pub(crate) fn spawn_all(shared: &Arc<Shared>, threads: usize, dma_limit: u64) -> Result<()> {
+    if shared.plan.pieces().is_empty() {
+        return Ok(());
+    }
+    let gpu = shared.engine.device().is_gpu();
+    let pieces = shared.plan.pieces().len();
+    let mut roles = Vec::new();
+    let mut copiers = threads;
+    if shared.routes.iter().any(|route| route.dma) {
+        shared.queue.dma_begins(threads == 1 || shared.options.path == PathChoice::Dma);
+        roles.push(Role::Dma { limit: dma_limit });
+        // One at the least: it does what the DMA worker leaves, and sleeps otherwise.
+        copiers = (threads - 1).max(1);
+    }
+    roles.extend(std::iter::repeat_n(Role::Copy, copiers.min(pieces)));
+    if shared.routes.iter().any(|route| route.cold() == Cold::Ring) {
+        let direct = if gpu { 1 } else { threads.min(HOST_DIRECT_WORKERS_MAX) };
+        roles.extend(std::iter::repeat_n(Role::Direct, direct.min(pieces)));
+    }
+    if shared.routes.iter().any(|route| route.cold() == Cold::Threads) {
+        shared.queue.serve_cold_by_threads();
+    }
+    for role in roles {
+        spawn(shared, role)?;
+    }
+    Ok(())
+}
+
+fn spawn(shared: &Arc<Shared>, role: Role) -> Result<()> {
+    shared.worker_started();
+    let own = shared.clone();
+    let spawned = std::thread::Builder::new().name(role.name().to_owned()).spawn(move || {
+        let result = catch_unwind(AssertUnwindSafe(|| run(&own, role)));
+        match result {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => own.fail(error),
+            Err(_) => own.fail(internal("a worker thread panicked")),
+        }
+        own.worker_ended();
+    });
+    if let Err(error) = spawned {
+        shared.worker_ended();
+        let error = Error::io("cannot start a worker thread", error)
+            .hint("lower `--threads`, or raise the limit on processes");
+        shared.fail(internal("not all workers started"));
+        return Err(error);
+    }
+    Ok(())
+}
+
+fn run(shared: &Arc<Shared>, role: Role) -> Result<()> {
+    if let Device::Cuda(gpu) = shared.engine.device() {
+        gpu.bind_thread()?;
+        if let Some(node) = gpu.numa_node() {
+            stay_on_node(node);
+        }
+    }
+    let result = match role {
+        Role::Dma { limit } => dma::run(shared, limit),
+        Role::Copy => copy::run(shared),
+        Role::Direct => direct::run(shared),
+    };
+    let spent = clock_gettime(ClockId::ThreadCPUTime);
+    shared.tally.add_cpu(spent.tv_sec as u64 * 1_000_000_000 + spent.tv_nsec as u64);
+    result
+}
+
+/// Keeps this thread on the processors of a NUMA node, within what it is allowed anyway.
+fn stay_on_node(node: u32) {
+    let root = Root::live();
+    if numa::nodes(&root).len() < 2 {
+        return;
+    }
+    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
+    let mut wanted = CpuSet::new();
+    let mut any = false;
+    for cpu in numa::cpus_of_node(&root, node) {
+        if cpu < CpuSet::MAX_CPU && allowed.is_set(cpu) {
+            wanted.set(cpu);
+            any = true;
+        }
+    }
+    if any && let Err(error) = sched_setaffinity(None, &wanted) {
+        tracing::debug!(%error, node, "worker not bound to the GPU's node");
+    }
+}

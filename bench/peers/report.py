@@ -107,15 +107,22 @@ def _memory(runs: list[dict], specs: list) -> list[dict]:
             watch = run.get("watch")
             if watch:
                 row["watched"] = watch
-            report = run.get("report") or {}
-            for key in ("arena_peak_bytes", "registered_peak_bytes"):
-                if isinstance(report.get(key), int):
-                    row[key] = max(report[key], row.get(key, 0))
+            for key, value in _pinned(run.get("report") or {}).items():
+                row[key] = max(value, row.get(key, 0))
             row["host_rss_peak"] = max(row.get("host_rss_peak", 0),
                                        memory["process"].get("VmHWM", 0))
         if len(row) > 1:
             out.append(row)
     return out
+
+
+def _pinned(report: dict) -> dict[str, int]:
+    """Forebay's own count of pinned memory; the arena's figures may come in a table of their own."""
+    arena = report.get("arena") if isinstance(report.get("arena"), dict) else {}
+    found = {"arena_peak_bytes": report.get("arena_peak_bytes", arena.get("peak_bytes")),
+             "arena_bytes": report.get("arena_bytes", arena.get("bytes")),
+             "registered_peak_bytes": report.get("registered_peak_bytes")}
+    return {key: value for key, value in found.items() if isinstance(value, int)}
 
 
 # Table ---------------------------------------------------------------------------------------

@@ -77,8 +77,9 @@ def checks(sections: dict[str, Section]):
             yield "  the same without the framework's allocation", ratio(
                 s.bytes / left / 1e9 if left > 0 else None, large), None, None
     if (s := sections.get("host-warm")):
-        yield "host warm: of safetensors pread", ratio(
-            s.rate(DEFAULT, "steady"), s.rate("safetensors backend=pread", "steady")), 1.0, None
+        for phase in ("steady", "first"):
+            yield f"host warm, {phase}: of safetensors pread", ratio(
+                s.rate(DEFAULT, phase), s.rate("safetensors backend=pread", phase)), 1.0, None
     if (s := sections.get("host-cold")):
         yield "host cold: of the disk", s.field(DEFAULT, "first", "of_disk"), 0.95, None
 

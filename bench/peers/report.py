@@ -117,10 +117,10 @@ def _memory(runs: list[dict], specs: list) -> list[dict]:
 
 
 def _pinned(report: dict) -> dict[str, int]:
-    """Forebay's own count of pinned memory; the arena's figures may come in a table of their own."""
+    """Forebay's own count of pinned memory; the arena may have a table of its own."""
     arena = report.get("arena") if isinstance(report.get("arena"), dict) else {}
     found = {"arena_peak_bytes": report.get("arena_peak_bytes", arena.get("peak_bytes")),
-             "arena_bytes": report.get("arena_bytes", arena.get("bytes")),
+             "arena_bytes": report.get("arena_bytes", arena.get("size_bytes")),
              "registered_peak_bytes": report.get("registered_peak_bytes")}
     return {key: value for key, value in found.items() if isinstance(value, int)}
 

@@ -101,10 +101,8 @@ impl Arena {
         let stride = payload + MARGIN_BYTES.next_multiple_of(page);
         let slots = config.size_bytes / stride;
         if config.slot_bytes == 0 || slots == 0 {
-            let text = format!(
-                "an arena of {} bytes holds no slot of {stride} bytes",
-                config.size_bytes
-            );
+            let text =
+                format!("an arena of {} bytes holds no slot of {stride} bytes", config.size_bytes);
             return Err(Error::new(Code::Usage, text).hint("make the arena larger"));
         }
         let mapped = slots * stride;
@@ -117,7 +115,9 @@ impl Arena {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         }
-        .map_err(|errno| Error::io(format!("cannot reserve an arena of {mapped} bytes"), errno.into()))?;
+        .map_err(|errno| {
+            Error::io(format!("cannot reserve an arena of {mapped} bytes"), errno.into())
+        })?;
         for advice in [Advice::LinuxDontFork, Advice::LinuxHugepage] {
             // SAFETY: the mapping is ours and whole; neither advice changes its contents.
             if let Err(error) = unsafe { rustix::mm::madvise(base, mapped, advice) } {
@@ -166,14 +166,21 @@ impl Arena {
     /// be current on this thread.
     ///
     /// Errors: `cancelled` once `give_up` says so; `out_of_memory` or `device` when memory cannot be pinned.
-    pub fn acquire(self: &Arc<Self>, wanted: usize, give_up: &dyn Fn() -> bool) -> Result<Vec<Slot>> {
+    pub fn acquire(
+        self: &Arc<Self>,
+        wanted: usize,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Vec<Slot>> {
         let mut taken = Vec::with_capacity(wanted);
         let mut fresh = Vec::new();
         {
             let mut state = self.lock();
             while state.ready.is_empty() && state.fresh.is_empty() {
                 if give_up() {
-                    return Err(Error::new(Code::Cancelled, "cancelled while waiting for the arena"));
+                    return Err(Error::new(
+                        Code::Cancelled,
+                        "cancelled while waiting for the arena",
+                    ));
                 }
                 // Short, so that a cancelled load ends within its second.
                 state = match self.returned.wait_timeout(state, Duration::from_millis(50)) {
@@ -224,11 +231,15 @@ impl Arena {
             unsafe { ptr::write_volatile((address + offset) as *mut u8, 0) };
         }
         // SAFETY: page-aligned, inside the mapping, which outlives the registration: `ReadySlot`s go first in `drop`.
-        let registration = unsafe { Registration::new(gpu, address, self.stride) }.map_err(|error| {
-            Error::new(Code::OutOfMemory, format!("cannot pin {} bytes of staging memory", self.stride))
+        let registration =
+            unsafe { Registration::new(gpu, address, self.stride) }.map_err(|error| {
+                Error::new(
+                    Code::OutOfMemory,
+                    format!("cannot pin {} bytes of staging memory", self.stride),
+                )
                 .with_source(error)
                 .hint("lower the arena's size, or raise the limit on locked memory")
-        })?;
+            })?;
         Ok(ReadySlot { index, _registration: Some(registration) })
     }
 

@@ -30,11 +30,7 @@ pub unsafe fn advise_huge(address: usize, len: u64) {
     }
     // SAFETY: the range lies inside the caller's; MADV_HUGEPAGE changes no contents.
     let advised = unsafe {
-        rustix::mm::madvise(
-            start as *mut c_void,
-            end - start,
-            rustix::mm::Advice::LinuxHugepage,
-        )
+        rustix::mm::madvise(start as *mut c_void, end - start, rustix::mm::Advice::LinuxHugepage)
     };
     if let Err(error) = advised {
         tracing::debug!(%error, "no huge pages for host outputs");

@@ -129,7 +129,8 @@ pub fn measure_link(device: &Device, len: usize, rounds: usize) -> Result<LinkRa
         return Err(Error::new(forebay_error::Code::Unsupported, "the host device has no link"));
     };
     gpu.with_context(|| {
-        let arena = Arena::new(device, &ArenaConfig { size_bytes: len + (1 << 20), slot_bytes: len })?;
+        let arena =
+            Arena::new(device, &ArenaConfig { size_bytes: len + (1 << 20), slot_bytes: len })?;
         let slots = arena.acquire(1, &|| false)?;
         let stream = forebay_device::cuda::Stream::new(gpu)?;
         let target = forebay_device::cuda::DeviceBuffer::new(gpu, len as u64)?;

@@ -59,7 +59,11 @@ impl Move {
 
     /// End of the last run in the object.
     fn from_end(&self) -> u64 {
-        if self.rows == 0 { self.from } else { self.from + (self.rows - 1) * self.from_stride + self.run }
+        if self.rows == 0 {
+            self.from
+        } else {
+            self.from + (self.rows - 1) * self.from_stride + self.run
+        }
     }
 }
 
@@ -107,20 +111,27 @@ pub struct Plan {
 
 impl Plan {
     /// Cuts `moves` into pieces of at most `piece_bytes` (a power of two, at least 64 KiB). `target_bytes` is the size
-    /// of each target.
+    /// of each target. `batches` are the indices of targets, ascending, where a new batch starts: no piece holds bytes
+    /// of two batches, so that a batch completes without the next one's memory.
     ///
     /// Errors: `internal` when a move leaves its target or runs overlap, which callers have checked.
-    pub fn build(mut moves: Vec<Move>, target_bytes: Vec<u64>, piece_bytes: u64) -> Result<Self> {
+    pub fn build(
+        mut moves: Vec<Move>,
+        target_bytes: Vec<u64>,
+        piece_bytes: u64,
+        batches: &[u32],
+    ) -> Result<Self> {
         if !piece_bytes.is_power_of_two() || piece_bytes < 64 << 10 {
             let text = format!("piece size {piece_bytes} is not a power of two of 64 KiB or more");
             return Err(Error::new(Code::Usage, text));
         }
-        moves.retain(|part| part.bytes() > 0);
+        moves.retain(|part| part.run > 0 && part.rows > 0);
         for part in &moves {
             check_move(part, &target_bytes)?;
         }
         moves.sort_by_key(|part| (part.object, part.from));
-        let mut builder = Builder { plan: Self { target_bytes, ..Self::default() }, piece_bytes };
+        let plan = Self { target_bytes, ..Self::default() };
+        let mut builder = Builder { plan, piece_bytes, batches };
         for part in moves {
             builder.add(part);
         }
@@ -167,15 +178,23 @@ fn check_move(part: &Move, target_bytes: &[u64]) -> Result<()> {
         let apart = part.rows == 1 || part.from_stride >= part.run && part.to_stride >= part.run;
         (to_end <= target && from_end <= i64::MAX as u64 && apart).then_some(())
     })();
-    fits.ok_or_else(|| Error::new(Code::Internal, format!("move does not fit its target: {part:?}")))
+    fits.ok_or_else(|| {
+        Error::new(Code::Internal, format!("move does not fit its target: {part:?}"))
+    })
 }
 
-struct Builder {
+struct Builder<'a> {
     plan: Plan,
     piece_bytes: u64,
+    batches: &'a [u32],
 }
 
-impl Builder {
+impl Builder<'_> {
+    /// The number of the batch that a target belongs to.
+    fn batch_of(&self, target: u32) -> usize {
+        self.batches.partition_point(|&start| start <= target)
+    }
+
     fn add(&mut self, part: Move) {
         if part.rows == 1 || part.from_stride == part.run && part.to_stride == part.run {
             self.add_run(part.object, part.target, part.from, part.to, part.bytes());
@@ -222,7 +241,10 @@ impl Builder {
         let index = self.plan.ops.len();
         self.plan.bytes += part.bytes();
         let cell = part.from / self.piece_bytes;
+        let batch = self.batch_of(part.target);
+        let last_batch = self.plan.pieces.last().map(|last| self.batch_of(last.last_target));
         if !packed
+            && last_batch == Some(batch)
             && let Some(last) = self.plan.pieces.last_mut()
             && !last.packed
             && last.object == part.object

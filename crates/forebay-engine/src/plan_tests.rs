@@ -73,7 +73,7 @@ proptest! {
             part.target = index as u32;
             sizes.push((part.rows - 1) * part.to_stride + part.run);
         }
-        let plan = Plan::build(moves.clone(), sizes, PIECE).unwrap();
+        let plan = Plan::build(moves.clone(), sizes, PIECE, &[]).unwrap();
         let targets = execute(&plan, &objects);
         let mut bytes = 0;
         for part in &moves {
@@ -100,7 +100,7 @@ fn a_whole_file_is_read_once_in_grid_cells() {
         Move::contiguous(0, 1, 200_100, 0, 10),
         Move::contiguous(0, 2, 200_110, 0, 3 * PIECE),
     ];
-    let plan = Plan::build(moves, vec![200_000, 10, 3 * PIECE], PIECE).unwrap();
+    let plan = Plan::build(moves, vec![200_000, 10, 3 * PIECE], PIECE, &[]).unwrap();
     assert_eq!(plan.read_bytes(), plan.bytes());
     let mut at = 100;
     for piece in plan.pieces() {
@@ -122,25 +122,37 @@ fn near_rows_are_read_as_a_span_and_far_rows_one_by_one() {
         run,
         rows: 100,
     };
-    let near = Plan::build(vec![rows(512, 1024)], vec![51_200], PIECE).unwrap();
+    let near = Plan::build(vec![rows(512, 1024)], vec![51_200], PIECE, &[]).unwrap();
     assert!(near.pieces().iter().all(|piece| !piece.packed));
     assert!(near.read_bytes() < 2 * near.bytes() && near.read_bytes() > near.bytes());
-    let far = Plan::build(vec![rows(512, 32 << 10)], vec![51_200], PIECE).unwrap();
+    let far = Plan::build(vec![rows(512, 32 << 10)], vec![51_200], PIECE, &[]).unwrap();
     assert_eq!(far.read_bytes(), far.bytes());
 }
 
 #[test]
 fn moves_that_leave_their_target_are_refused() {
     let outside = Move::contiguous(0, 0, 0, 1, 10);
-    assert!(Plan::build(vec![outside], vec![10], PIECE).is_err());
+    assert!(Plan::build(vec![outside], vec![10], PIECE, &[]).is_err());
     let huge = Move { rows: u64::MAX, ..Move::contiguous(0, 0, 0, 0, 2) };
-    assert!(Plan::build(vec![huge], vec![10], PIECE).is_err());
+    assert!(Plan::build(vec![huge], vec![10], PIECE, &[]).is_err());
     let none = Move::contiguous(0, 7, 0, 0, 2);
-    assert!(Plan::build(vec![none], vec![10], PIECE).is_err());
+    assert!(Plan::build(vec![none], vec![10], PIECE, &[]).is_err());
 }
 
 #[test]
 fn nothing_to_move_is_an_empty_plan() {
-    let plan = Plan::build(vec![Move::contiguous(0, 0, 5, 0, 0)], vec![0], PIECE).unwrap();
+    let plan = Plan::build(vec![Move::contiguous(0, 0, 5, 0, 0)], vec![0], PIECE, &[]).unwrap();
     assert!(plan.pieces().is_empty());
+}
+
+#[test]
+fn no_piece_holds_two_batches() {
+    let moves = (0..9).map(|index| Move::contiguous(0, index, u64::from(index) * 100, 0, 100));
+    let plan = Plan::build(moves.collect(), vec![100; 9], PIECE, &[0, 4, 5]).unwrap();
+    let targets: Vec<Vec<u32>> = plan
+        .pieces()
+        .iter()
+        .map(|piece| plan.ops_of(piece).iter().map(|op| op.part.target).collect())
+        .collect();
+    assert_eq!(targets, [vec![0, 1, 2, 3], vec![4], vec![5, 6, 7, 8]]);
 }

@@ -253,7 +253,11 @@ mod tests {
                     scope.spawn(|| queue.take_front(true, |_, _| true).is_empty()),
                 ];
                 std::thread::sleep(Duration::from_millis(20));
-                if stop { queue.stop() } else { assert!(queue.finished()) }
+                if stop {
+                    queue.stop()
+                } else {
+                    assert!(queue.finished())
+                }
                 for worker in workers {
                     assert!(worker.join().unwrap());
                 }

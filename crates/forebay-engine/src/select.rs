@@ -1,5 +1,7 @@
 //! From names and regions to a plan.
 
+use std::ops::Range;
+
 use forebay_error::{Code, Error, Result};
 use forebay_format::Catalog;
 use forebay_tensor::{Region, byte_runs};
@@ -61,18 +63,40 @@ impl Selection {
 
     /// The plan, cut in pieces of `piece_bytes`.
     pub fn plan(self, piece_bytes: u64) -> Result<(Vec<Wanted>, Plan)> {
-        let plan = Plan::build(self.moves, self.bytes, piece_bytes)?;
+        let plan = Plan::build(self.moves, self.bytes, piece_bytes, &[])?;
         Ok((self.wanted, plan))
+    }
+
+    /// The plan for a load in batches of neighbouring targets, each of at most `batch_bytes` or of one target: a batch
+    /// completes when its own targets have been provided, whatever comes next. The third value is each batch's range of
+    /// targets.
+    pub fn plan_in_batches(
+        self,
+        piece_bytes: u64,
+        batch_bytes: u64,
+    ) -> Result<(Vec<Wanted>, Plan, Vec<Range<usize>>)> {
+        let mut batches: Vec<Range<usize>> = Vec::new();
+        let mut held = 0_u64;
+        for (target, &bytes) in self.bytes.iter().enumerate() {
+            match batches.last_mut() {
+                Some(batch) if held.saturating_add(bytes) <= batch_bytes => {
+                    batch.end = target + 1;
+                    held += bytes;
+                }
+                _ => {
+                    batches.push(target..target + 1);
+                    held = bytes;
+                }
+            }
+        }
+        let starts: Vec<u32> = batches.iter().map(|batch| batch.start as u32).collect();
+        let plan = Plan::build(self.moves, self.bytes, piece_bytes, &starts)?;
+        Ok((self.wanted, plan, batches))
     }
 }
 
 /// Adds the moves of one tensor or region; returns its bytes.
-fn add_moves(
-    catalog: &Catalog,
-    want: &Wanted,
-    target: u32,
-    moves: &mut Vec<Move>,
-) -> Result<u64> {
+fn add_moves(catalog: &Catalog, want: &Wanted, target: u32, moves: &mut Vec<Move>) -> Result<u64> {
     let Some(entry) = catalog.tensors.get(want.tensor) else { return Ok(0) };
     let object = entry.file as u32;
     let Some(region) = &want.region else {

@@ -131,7 +131,8 @@ impl Session {
         feed.targets += addresses.len();
         let pieces = shared.plan.pieces();
         let first = feed.pieces;
-        while pieces.get(feed.pieces).is_some_and(|next| (next.last_target as usize) < feed.targets) {
+        while pieces.get(feed.pieces).is_some_and(|next| (next.last_target as usize) < feed.targets)
+        {
             feed.pieces += 1;
         }
         let range = first as u32..feed.pieces as u32;

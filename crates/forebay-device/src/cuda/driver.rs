@@ -319,8 +319,7 @@ impl Driver {
         stream: RawStream,
     ) -> Result<()> {
         // SAFETY: by this method's own contract.
-        let status =
-            unsafe { (self.memcpy_h2d_async)(device, host as *const c_void, len, stream) };
+        let status = unsafe { (self.memcpy_h2d_async)(device, host as *const c_void, len, stream) };
         self.check(status, "cuMemcpyHtoDAsync")
     }
 

@@ -72,11 +72,7 @@ impl Registration {
     ///
     /// # Safety
     /// As [`Self::new`].
-    pub unsafe fn read_only(
-        device: &Arc<CudaDevice>,
-        address: usize,
-        len: usize,
-    ) -> Result<Self> {
+    pub unsafe fn read_only(device: &Arc<CudaDevice>, address: usize, len: usize) -> Result<Self> {
         // SAFETY: by this function's own contract.
         unsafe { Self::with_flags(device, address, len, REGISTER_READ_ONLY) }
     }

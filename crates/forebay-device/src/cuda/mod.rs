@@ -78,9 +78,8 @@ impl CudaDevice {
     fn open(driver: &'static Driver, ordinal: u32) -> Result<Self> {
         let device = driver.device(ordinal)?;
         let pci_address = driver.device_pci_address(device).ok();
-        let numa_node = pci_address
-            .as_deref()
-            .and_then(|address| numa::node_of_pci(&Root::live(), address));
+        let numa_node =
+            pci_address.as_deref().and_then(|address| numa::node_of_pci(&Root::live(), address));
         let attribute = |number| driver.device_attribute(device, number);
         Ok(Self {
             driver,

@@ -35,11 +35,7 @@ pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
 }
 
 /// Whether the page cache holds the pieces' whole range.
-pub(crate) fn range_is_resident(
-    shared: &Shared,
-    file: &LocalFile,
-    pieces: &[u32],
-) -> Result<bool> {
+pub(crate) fn range_is_resident(shared: &Shared, file: &LocalFile, pieces: &[u32]) -> Result<bool> {
     let (Some(&first), Some(&last)) = (pieces.first(), pieces.last()) else { return Ok(true) };
     let (first, last) = (shared.piece(first)?, shared.piece(last)?);
     let len = last.offset + last.len - first.offset;

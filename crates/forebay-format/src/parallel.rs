@@ -28,7 +28,7 @@ where
     let mut done = thread::scope(|scope| {
         let helpers = THREADS.min(items.len()).saturating_sub(1);
         let spawn = |_| {
-            thread::Builder::new().name("forebay-header".to_owned()).spawn_scoped(scope, &worker)
+            thread::Builder::new().name("forebay-header".to_owned()).spawn_scoped(scope, worker)
         };
         let helpers: Vec<_> = (0..helpers).map_while(|index| spawn(index).ok()).collect();
         let mut done = worker();

@@ -36,6 +36,8 @@ fn elements(shape: &[u64], region: &Region) -> Vec<u64> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn runs_cover_exactly_the_elements((shape, region) in shape_and_region(), dtype in dtype()) {
         let wanted = elements(&shape, &region);

@@ -3,7 +3,8 @@
 //! The same bytes as the safetensors library writes for the same tensors: dtypes in descending order of their place
 //! in its list (widest first, so that each starts aligned when sizes are whole), names ascending within one dtype, no
 //! spaces in the JSON, and spaces after it up to a multiple of eight. The library writes the metadata in the order of a
-//! hash map, which is chance; here it keeps the order it was given in.
+//! hash map, which is chance; here it keeps the order it was given in. Without tensors but with empty metadata the
+//! library writes a header that is not JSON; here it is.
 
 use super::{LENGTH_WORD, MAX_HEADER_BYTES, METADATA_KEY};
 use crate::text::quoted;

@@ -207,7 +207,9 @@ proptest! {
     #[test]
     fn new_files_are_the_bytes_that_the_library_writes(tensors in specs(), metadata in metadata()) {
         // There the library writes `{},"__metadata__":{}}`, which it cannot read itself.
-        prop_assume!(!tensors.is_empty() || metadata.as_ref().is_none_or(|pairs| !pairs.is_empty()));
+        if tensors.is_empty() && metadata.as_ref().is_some_and(Vec::is_empty) {
+            return Ok(());
+        }
         let plan = layout(&tensors, metadata.as_deref()).unwrap();
         let data: Vec<Vec<u8>> = (0..).zip(&plan.bytes).map(|(fill, &len)| vec![fill; len as usize]).collect();
         let mut ours = vec![0; plan.total as usize];

@@ -319,3 +319,34 @@ fn a_sum_that_wraps_is_out_of_bounds() {
     let error = parse_header(json.as_bytes(), 4).unwrap_err();
     assert_eq!(error.code(), Code::OutOfBounds, "{error}");
 }
+#[test]
+fn habits_that_are_easily_missed() {
+    let odd = [
+        (r#"{"dtype":{"U8":null},"shape":[4],"data_offsets":[0,4]}"#, true),
+        (r#"{"dtype":{"U8":{}},"shape":[4],"data_offsets":[0,4]}"#, false),
+        (r#"{"dtype":{"U8":[]},"shape":[4],"data_offsets":[0,4]}"#, false),
+        (r#"{"dtype":{"U8":null,"F32":null},"shape":[4],"data_offsets":[0,4]}"#, false),
+        (r#"{"dtype":{},"shape":[4],"data_offsets":[0,4]}"#, false),
+        (r#"["U8",[4],[0,4]]"#, true),
+        (r#"["U8",[4],[0,4],0]"#, false),
+        (r#"["U8",[4]]"#, false),
+        (r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":1e999}"#, false),
+        (r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":"\ud800"}"#, false),
+        (r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4],"x":1,"x":2}"#, true),
+        (r#"{"dtype":"U8","shape":[4],"data_offsets":[-0,4]}"#, false),
+        (r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{}"#, false),
+        (r#"{"dtype":"U8","shape":[9],"data_offsets":[0,9]},"a":["U8",[4],[0,4]]"#, true),
+        (
+            r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"__metad\u0061ta__":{"k":"1","k":"2"}"#,
+            true,
+        ),
+        (
+            r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"__metadata__":null,"__metadata__":{}"#,
+            false,
+        ),
+    ];
+    for (entry, accepted) in odd {
+        let json = format!("{{\"a\":{entry}}}");
+        assert_eq!(compare(json.as_bytes(), 4).unwrap().is_none(), accepted, "{json}");
+    }
+}

@@ -256,7 +256,7 @@ impl Visitor<'_> for FieldSeed {
     }
 }
 
-/// `"F32"`, or what the library also takes for it: `{"F32": null}` and `{"F32": {}}`.
+/// `"F32"`, or what the library also takes for it: `{"F32": null}`.
 struct DtypeSeed<'t>(&'t Trail);
 
 impl<'de> DeserializeSeed<'de> for DtypeSeed<'_> {
@@ -293,7 +293,7 @@ impl<'de> Visitor<'de> for DtypeSeed<'_> {
     }
 }
 
-/// `null` or `{}`.
+/// `null`.
 struct Nothing;
 
 impl<'de> DeserializeSeed<'de> for Nothing {
@@ -313,13 +313,6 @@ impl<'de> Visitor<'de> for Nothing {
 
     fn visit_unit<E>(self) -> Result<(), E> {
         Ok(())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        match map.next_key::<IgnoredAny>()? {
-            Some(_) => Err(de::Error::custom("dtype carries a value")),
-            None => Ok(()),
-        }
     }
 }
 

@@ -135,5 +135,5 @@ fn duplicate(files: &[CatalogFile], tensors: &[TensorEntry], a: usize, b: usize)
         file(b)
     );
     Error::new(Code::DuplicateTensor, what)
-        .hint("give the folder its index (*.safetensors.index.json), or name the files that belong together")
+        .hint("add the index (*.safetensors.index.json), or name the files that belong together")
 }

@@ -10,7 +10,8 @@
 //!    `consolidated*.safetensors` hold the same model under other names: beside other files they count only if
 //!    `params.json` is there and `config.json` is not, the others only the other way round, and else it is an error.
 //!
-//! Hidden files (`._model.safetensors` of macOS, temporary files of savers) are never considered, nor are folders below.
+//! Hidden files (`._model.safetensors` of macOS, temporary files of savers) are never considered, nor is what lies in
+//! folders below.
 
 use crate::text::{listed, shown};
 use forebay_error::{Code, Error, Result};

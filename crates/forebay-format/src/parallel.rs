@@ -27,9 +27,8 @@ where
     };
     let mut done = thread::scope(|scope| {
         let helpers = THREADS.min(items.len()).saturating_sub(1);
-        let spawn = |_| {
-            thread::Builder::new().name("forebay-header".to_owned()).spawn_scoped(scope, worker)
-        };
+        let spawn =
+            |_| thread::Builder::new().name("forebay-files".to_owned()).spawn_scoped(scope, worker);
         let helpers: Vec<_> = (0..helpers).map_while(|index| spawn(index).ok()).collect();
         let mut done = worker();
         for helper in helpers {
@@ -39,7 +38,7 @@ where
     });
     done.sort_by_key(|(index, _)| *index);
     let mut done = done.into_iter().peekable();
-    let lost = || Err(Error::new(Code::Internal, "a thread that reads headers died"));
+    let lost = || Err(Error::new(Code::Internal, "a thread that opens files died"));
     let result =
         |index| done.next_if(|(at, _)| *at == index).map_or_else(lost, |(_, result)| result);
     (0..items.len()).map(result).collect()

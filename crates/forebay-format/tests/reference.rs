@@ -211,7 +211,8 @@ proptest! {
             return Ok(());
         }
         let plan = layout(&tensors, metadata.as_deref()).unwrap();
-        let data: Vec<Vec<u8>> = (0..).zip(&plan.bytes).map(|(fill, &len)| vec![fill; len as usize]).collect();
+        let filled = |(fill, &len): (u8, &u64)| vec![fill; len as usize];
+        let data: Vec<Vec<u8>> = (0..).zip(&plan.bytes).map(filled).collect();
         let mut ours = vec![0; plan.total as usize];
         ours[..plan.header.len()].copy_from_slice(&plan.header);
         for (data, &offset) in data.iter().zip(&plan.offsets) {
@@ -264,7 +265,10 @@ proptest! {
     #![proptest_config(cases(4000))]
 
     #[test]
-    fn odd_headers_have_the_same_verdict(json in odd_header(), data_len in prop::sample::select(vec![0, 4, 8, 16])) {
+    fn odd_headers_have_the_same_verdict(
+        json in odd_header(),
+        data_len in prop::sample::select(vec![0, 4, 8, 16]),
+    ) {
         compare(json.as_bytes(), data_len)?;
     }
 }
@@ -321,6 +325,7 @@ fn a_sum_that_wraps_is_out_of_bounds() {
 }
 #[test]
 fn habits_that_are_easily_missed() {
+    let good = r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4]}"#;
     let odd = [
         (r#"{"dtype":{"U8":null},"shape":[4],"data_offsets":[0,4]}"#, true),
         (r#"{"dtype":{"U8":{}},"shape":[4],"data_offsets":[0,4]}"#, false),
@@ -336,17 +341,11 @@ fn habits_that_are_easily_missed() {
         (r#"{"dtype":"U8","shape":[4],"data_offsets":[-0,4]}"#, false),
         (r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{}"#, false),
         (r#"{"dtype":"U8","shape":[9],"data_offsets":[0,9]},"a":["U8",[4],[0,4]]"#, true),
-        (
-            r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"__metad\u0061ta__":{"k":"1","k":"2"}"#,
-            true,
-        ),
-        (
-            r#"{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"__metadata__":null,"__metadata__":{}"#,
-            false,
-        ),
+        (r#"GOOD,"__metad\u0061ta__":{"k":"1","k":"2"}"#, true),
+        (r#"GOOD,"__metadata__":null,"__metadata__":{}"#, false),
     ];
     for (entry, accepted) in odd {
-        let json = format!("{{\"a\":{entry}}}");
+        let json = format!("{{\"a\":{}}}", entry.replace("GOOD", good));
         assert_eq!(compare(json.as_bytes(), 4).unwrap().is_none(), accepted, "{json}");
     }
 }

@@ -108,14 +108,16 @@ fn check_start(tensor: &HeaderTensor, previous: Option<&HeaderTensor>) -> Result
     let name = quoted(&tensor.name);
     if begin > expected {
         let what = format!(
-            "tensor {name} starts at byte {begin} of the data, expected {expected}: the {} bytes between belong to no tensor",
+            "tensor {name} starts at byte {begin} of the data, expected {expected}: \
+             the {} bytes between belong to no tensor",
             begin - expected
         );
         return Err(Error::new(Code::OffsetHole, what));
     }
     let other = previous.map(|previous| quoted(&previous.name)).unwrap_or_default();
     let what = format!(
-        "tensor {name} starts at byte {begin} of the data, expected {expected}: it shares bytes with tensor {other}"
+        "tensor {name} starts at byte {begin} of the data, expected {expected}: \
+         it shares bytes with tensor {other}"
     );
     Err(Error::new(Code::OffsetOverlap, what))
 }
@@ -149,13 +151,15 @@ fn check_end(tensors: &[HeaderTensor], data_start: u64, data_len: u64) -> Result
     };
     if needs > has {
         let what = format!(
-            "truncated, file has {has} bytes, needs {needs}; tensor {cut} is the first that is not whole"
+            "truncated, file has {has} bytes, needs {needs}; \
+             tensor {cut} is the first that is not whole"
         );
         return Err(Error::new(Code::Truncated, what).hint("download or copy the file again"));
     }
     if needs < has {
         let what = format!(
-            "{} bytes follow the last tensor: file has {has} bytes, its header accounts for {needs}",
+            "{} bytes follow the last tensor: file has {has} bytes, \
+             its header accounts for {needs}",
             has - needs
         );
         return Err(Error::new(Code::TrailingBytes, what));

@@ -7,13 +7,13 @@
 //! 3. the index replaces the old one: now the new model is the model;
 //! 4. files that the *old* model named and the new one does not are removed. Others are left alone.
 //!
-//! Names are the usual `model-00001-of-00003.safetensors`; if one of them is taken (by the old model, which must stay
-//! loadable until step 3, or by a leftover), all carry a suffix: `model-1f2e3d4c-00001-of-00003.safetensors`. Until step
-//! 3 a failure removes what was renamed; a crash leaves files that no index names and no reader looks at.
+//! Names are the usual `model-00001-of-00003.safetensors`; if one of them is taken (by the old model, which must
+//! stay loadable until step 3, or by a leftover), all carry a suffix: `model-1f2e3d4c-00001-of-00003.safetensors`.
+//! Until step 3 a failure removes what was renamed; a crash leaves files that no index names and no reader looks at.
 //!
 //! A model in one file is `model.safetensors`, replaced in one rename; an old index, which readers would prefer, is
-//! removed after it, and that is the moment the new model counts. Only where that index names `model.safetensors` itself
-//! (or cannot be read, so that nobody knows) the new model gets an index too.
+//! removed after it, and that is the moment the new model counts. Only where that index names `model.safetensors`
+//! itself (or cannot be read, so that nobody knows) the new model gets an index too.
 
 use super::atomic::{AtomicFile, Durability, DurableFile, Folder};
 use super::shards::{ShardPlan, index_json, shard_layout, shard_name};
@@ -88,9 +88,7 @@ impl ModelSave {
         max_shard_bytes: u64,
     ) -> Result<Self> {
         let mut plans = shard_layout(tensors, max_shard_bytes)?;
-        std::fs::create_dir_all(folder)
-            .map_err(|error| Error::io("cannot make folder", error).at(shown(folder)))?;
-        let folder = Folder::open(folder)?;
+        let folder = make_folder(folder)?;
         clean_stale_temps(&folder.path)?;
         let old = Old::of(&folder)?;
         let plain = plans.len() == 1 && old.leaves_single();
@@ -125,7 +123,9 @@ impl ModelSave {
             folder.sync()?;
         }
         if files.iter().all(|name| name != SINGLE) && folder.kind(SINGLE)?.is_some() {
-            warnings.push(format!("{SINGLE} lies beside the index and some readers prefer it; it is not part of the model"));
+            warnings.push(format!(
+                "{SINGLE} beside the index is not part of the model, but some readers prefer it"
+            ));
         }
         Ok(Saved { files, removed, durability, warnings })
     }
@@ -172,6 +172,20 @@ impl Shard {
             .map_err(|error| Error::io("cannot write the header", error).at(shown(&file.dest())))?;
         Ok(Self { name, tensors: places, layout, file })
     }
+}
+
+/// Opens a folder, making it and those above it where they are not there. What was made is forced to the disk.
+fn make_folder(path: &Path) -> Result<Arc<Folder>> {
+    let missing: Vec<&Path> = path
+        .ancestors()
+        .take_while(|part| !part.as_os_str().is_empty() && !part.exists())
+        .collect();
+    std::fs::create_dir_all(path)
+        .map_err(|error| Error::io("cannot make folder", error).at(shown(path)))?;
+    for parent in missing.iter().filter_map(|made| made.parent()) {
+        Folder::open(parent)?.sync()?;
+    }
+    Folder::open(path)
 }
 
 /// Within one file the layout refuses them; across files only this does.

@@ -1,10 +1,11 @@
 //! Names of temporary files, and what to do with those that a killed process left.
 //!
 //! A name is `.forebay-tmp-NODE-PID-START-N`: NODE stands for this boot of this machine and this PID namespace, START
-//! is when the process started (in kernel ticks), N counts. So a reader of the folder can tell a file of a dead process from
-//! one that is being written: NODE is its own and no process PID that started at START runs. Files of other machines,
-//! containers and earlier boots are left alone, because nothing here can tell whether their writer lives; remove them
-//! by hand (`rm .forebay-tmp-*`) when nothing saves into the folder. They are hidden, so no reader takes them for a model.
+//! is when the process started (in kernel ticks), N counts. So a reader of the folder can tell a file of a dead
+//! process from one that is being written: NODE is its own and no process PID that started at START runs. Files of
+//! other machines, containers and earlier boots are left alone, because nothing here can tell whether their writer
+//! lives; remove them by hand (`rm .forebay-tmp-*`) when nothing saves into the folder. They are hidden, so no reader
+//! takes them for a model.
 
 use crate::text::shown;
 use forebay_error::{Error, Result};

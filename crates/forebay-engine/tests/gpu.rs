@@ -1,0 +1,171 @@
+//! Loads to a GPU over every path. Skipped, with a line that says so, where there is none. **unsafe**: targets are
+//! provided by address, and results copied back.
+
+mod common;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::*;
+use forebay_device::Device;
+use forebay_device::cuda::{DeviceBuffer, Stream};
+use forebay_engine::{
+    CacheChoice, Engine, EngineConfig, LoadOptions, Move, Path, PathChoice, Plan, Report,
+};
+
+fn gpu() -> Option<Device> {
+    match Device::open("cuda:0") {
+        Ok(device) => Some(device),
+        Err(error) => {
+            println!("skipped: {error}");
+            None
+        }
+    }
+}
+
+fn folders() -> Vec<tempfile::TempDir> {
+    // A disk and a tmpfs: their pages differ. The build folder may be missing on a machine that only runs tests.
+    let disk = std::env::temp_dir();
+    let mut folders = vec![tempfile::tempdir_in(disk).unwrap()];
+    if let Ok(memory) = tempfile::tempdir_in("/dev/shm") {
+        folders.push(memory);
+    }
+    folders
+}
+
+/// Loads to the GPU and copies the targets back.
+fn load(
+    engine: &Arc<Engine>,
+    plan: Plan,
+    paths: &[PathBuf],
+    options: LoadOptions,
+) -> (Vec<Vec<u8>>, Report) {
+    let Device::Cuda(gpu) = engine.device() else { panic!("no GPU") };
+    gpu.with_context(|| {
+        let sizes = plan.target_bytes().to_vec();
+        let buffers: Vec<_> =
+            sizes.iter().map(|&len| DeviceBuffer::new(gpu, len)).collect::<Result<_, _>>()?;
+        let places: Vec<u64> = buffers.iter().map(|buffer| buffer.address()).collect();
+        let sources = paths.iter().map(|path| source(path)).collect();
+        let session = engine.start(plan, sources, options)?;
+        // In two portions, to have a feed that is behind.
+        let (first, rest) = places.split_at(places.len() / 3);
+        // SAFETY: the buffers outlive the session.
+        unsafe {
+            session.provide(first, Some(0), None)?;
+            std::thread::sleep(Duration::from_millis(5));
+            session.provide(rest, Some(0), None)?;
+        }
+        let report = session.finish()?;
+        assert!(session.wait_idle(Duration::from_secs(10)));
+        let stream = Stream::new(gpu)?;
+        let mut targets = Vec::new();
+        for (buffer, &len) in buffers.iter().zip(&sizes) {
+            let mut bytes = vec![0_u8; len as usize];
+            // SAFETY: both are `len` bytes long, and the stream is synchronized before either goes.
+            unsafe { stream.copy_to_host(bytes.as_mut_ptr() as usize, buffer.address(), len)? };
+            stream.synchronize()?;
+            targets.push(bytes);
+        }
+        Ok((targets, report))
+    })
+    .unwrap()
+}
+
+#[test]
+fn every_path_gives_the_same_bytes() {
+    let Some(device) = gpu() else { return };
+    let config = EngineConfig { arena_bytes: 128 << 20, ..EngineConfig::default() };
+    let engine = Engine::new(device, config);
+    let files = [pattern(1, 300_000_007), pattern(2, 11_000_001)];
+    for folder in folders() {
+        let paths: Vec<_> = files
+            .iter()
+            .enumerate()
+            .map(|(index, bytes)| write_file(folder.path(), &format!("{index}"), bytes))
+            .collect();
+        for path in [
+            PathChoice::Auto,
+            PathChoice::Dma,
+            PathChoice::Copy,
+            PathChoice::Direct,
+            PathChoice::Buffered,
+            PathChoice::Fallback,
+        ] {
+            for (cold, threads) in [(false, 1), (false, 6), (true, 2)] {
+                if cold {
+                    paths.iter().for_each(|path| drop_cache(path));
+                }
+                let plan = uneven_plan(&files.each_ref().map(Vec::len), 4 << 20);
+                let options =
+                    LoadOptions { path, threads: Some(threads), cache: CacheChoice::Auto };
+                let (targets, report) = load(&engine, plan, &paths, options);
+                check_uneven(&targets, &files);
+                println!("{path:?} cold {cold} threads {threads}: {:?}", report.paths);
+                assert!(report.registered_peak_bytes <= report.registered_limit_bytes);
+                assert!(report.arena.peak_bytes <= 128 << 20);
+            }
+        }
+    }
+    assert_eq!(engine.registered_now(), 0, "registrations are released");
+}
+
+#[test]
+fn a_small_window_is_kept_and_the_rest_is_copied_or_waits() {
+    let Some(device) = gpu() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let files = [pattern(3, 400_000_000)];
+    let path = write_file(folder.path(), "model", &files[0]);
+    let config = EngineConfig {
+        dma_window_bytes: 150 << 20,
+        arena_bytes: 64 << 20,
+        ..EngineConfig::default()
+    };
+    let engine = Engine::new(device, config);
+    let plan = uneven_plan(&[files[0].len()], 4 << 20);
+    let options = LoadOptions { path: PathChoice::Dma, ..LoadOptions::default() };
+    let (targets, report) = load(&engine, plan, &[path], options);
+    check_uneven(&targets, &files);
+    assert!(report.registered_peak_bytes <= 150 << 20);
+    assert!(report.paths.iter().any(|share| share.path == Path::PageCacheDma), "{report:?}");
+}
+
+#[test]
+fn rows_of_inner_slices_land_in_place() {
+    let Some(device) = gpu() else { return };
+    let engine = Engine::new(device, EngineConfig::default());
+    for folder in folders() {
+        let bytes = pattern(4, 60 << 20);
+        let path = write_file(folder.path(), "model", &bytes);
+        for choice in [PathChoice::Auto, PathChoice::Dma, PathChoice::Copy, PathChoice::Direct] {
+            for (run, from_stride, rows) in
+                [(100, 1000, 50_000), (5000, 40_000, 1500), (30_000, 64_000, 900)]
+            {
+                let part = Move {
+                    object: 0,
+                    target: 0,
+                    from: 17,
+                    from_stride,
+                    to: 0,
+                    to_stride: run,
+                    run,
+                    rows,
+                };
+                let plan = Plan::build(vec![part], vec![run * rows], 4 << 20, &[]).unwrap();
+                let options = LoadOptions { path: choice, ..LoadOptions::default() };
+                let paths = std::slice::from_ref(&path);
+                let (targets, report) = load(&engine, plan, paths, options);
+                for row in 0..rows {
+                    let (to, from) = ((row * run) as usize, (17 + row * from_stride) as usize);
+                    let run = run as usize;
+                    assert!(
+                        targets[0][to..to + run] == bytes[from..from + run],
+                        "{choice:?} run {run} row {row}"
+                    );
+                }
+                println!("{choice:?} run {run}: {:?}", report.paths);
+            }
+        }
+    }
+}

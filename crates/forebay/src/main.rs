@@ -1,2 +1,95 @@
 //! The `forebay` command.
-fn main() {}
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | [`args`] | the command line: flags, their environment variables, how values are spelled |
+//! | [`load`] | `forebay load`: from a path to the report |
+//! | [`inspect`] | `forebay inspect`: what a model holds |
+//! | [`bench`] | `forebay bench`: rates beside the limits of the machine |
+//! | [`select`] | names, shards and regions: which bytes of a model are wanted |
+//! | [`targets`] | the memory that a load goes to |
+//! | [`verify`] | digests: of files against the caller's word, of what arrived |
+//! | [`limits`] | what the machine can do: link, memory, disk |
+//! | [`report`] | the report of a load, for people and as JSON |
+//! | [`progress`] | the progress bar |
+//! | [`console`] | stdout and stderr: who may write what, colours, escapes |
+//! | [`interrupt`] | Ctrl-C and its kin |
+//! | [`parallel`] | one function over many items, on threads |
+//! | [`spread`] | median and range |
+//! | [`units`] | sizes, rates and times as people read and write them |
+//!
+//! Here: from arguments to an exit code. What goes wrong anywhere comes up as a [`forebay_error::Error`] and is printed
+//! in one place, below; the exit code follows from its category. Results go to stdout, all else to stderr. With
+//! `--json`, stdout holds one whole JSON document or, after an error, nothing.
+
+mod args;
+mod bench;
+mod console;
+mod inspect;
+mod interrupt;
+mod limits;
+mod load;
+mod parallel;
+mod progress;
+mod report;
+mod select;
+mod spread;
+mod targets;
+mod units;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use forebay_error::{Category, Result};
+
+use args::{Bench, Cli, Command};
+use console::Console;
+
+/// The data or the system is at fault.
+const EXIT_FAULT: u8 = 1;
+
+/// Wrong usage; clap uses the same for what it finds itself.
+const EXIT_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // `--help` and `--version` come this way too. Nobody left to read it is no fault.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE));
+        }
+    };
+    let console = Console::new(&cli.global);
+    let result = run(&cli, &console);
+    if let Some(signal) = interrupt::received() {
+        console.note("interrupted");
+        return ExitCode::from(interrupt::exit_code(signal));
+    }
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever read stdout has seen enough (`forebay inspect | head`).
+        Err(error) if console.stdout_closed() => {
+            tracing::debug!(%error, "stdout was closed");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            console.error(&error);
+            match error.code().category() {
+                Category::Usage => ExitCode::from(EXIT_USAGE),
+                _ => ExitCode::from(EXIT_FAULT),
+            }
+        }
+    }
+}
+
+fn run(cli: &Cli, console: &Console) -> Result<()> {
+    console::start_log(cli.global.verbose)?;
+    interrupt::watch()?;
+    match &cli.command {
+        Command::Load(args) => load::run(args, console),
+        Command::Inspect(args) => inspect::run(args, console),
+        Command::Bench(Bench::Load(args)) => bench::run(args, console),
+    }
+}

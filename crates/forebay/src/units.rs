@@ -1,0 +1,103 @@
+//! Sizes, rates and times as people read and write them. Rates and totals are decimal (GB is 10^9 bytes, as links and
+//! disks are sold); limits of memory are binary (GiB is 2^30), as memory is.
+
+/// Reads a size: digits, then nothing or B, K, M, G, T, KiB ... (powers of 1024) or KB, MB, GB, TB (powers of 1000).
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at_checked(digits).unwrap_or((text, ""));
+    let number: u64 = number.parse().map_err(|_| "not a size such as 512MiB".to_owned())?;
+    let factor = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        "kb" => 1_000,
+        "mb" => 1_000_000,
+        "gb" => 1_000_000_000,
+        "tb" => 1_000_000_000_000,
+        _ => return Err(format!("unknown unit `{}`; say KiB, MiB or GiB", unit.trim())),
+    };
+    number.checked_mul(factor).ok_or_else(|| "more than 2^64 bytes".to_owned())
+}
+
+/// `1.24 GB`
+pub(crate) fn decimal(bytes: u64) -> String {
+    scaled(bytes, 1000.0, &["B", "KB", "MB", "GB", "TB", "PB"])
+}
+
+/// `1.15 GiB`
+pub(crate) fn binary(bytes: u64) -> String {
+    scaled(bytes, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
+}
+
+fn scaled(bytes: u64, step: f64, units: &[&str]) -> String {
+    let mut value = bytes as f64;
+    let mut unit = units.first().copied().unwrap_or_default();
+    for next in units.iter().skip(1) {
+        if value < step {
+            break;
+        }
+        value /= step;
+        unit = next;
+    }
+    let digits = if unit == "B" || value >= 100.0 || value == value.trunc() { 0 } else { 2 };
+    format!("{value:.digits$} {unit}")
+}
+
+/// GB/s, with as many digits as mean something.
+pub(crate) fn rate(gb_per_s: f64) -> String {
+    let digits = if gb_per_s < 10.0 { 2 } else { 1 };
+    format!("{gb_per_s:.digits$} GB/s")
+}
+
+/// `12.3 s` or `45.6 ms`
+pub(crate) fn seconds(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 1e-3 => format!("{:.1} ms", s * 1e3),
+        s => format!("{:.0} us", s * 1e6),
+    }
+}
+
+/// `1 file`, `2 files`
+pub(crate) fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+/// GB (10^9 bytes) a second; 0 for no time at all.
+pub(crate) fn gb_per_s(bytes: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { bytes as f64 / 1e9 / seconds } else { 0.0 }
+}
+
+/// CPU milliseconds a GB; `None` for no bytes.
+pub(crate) fn ms_per_gb(cpu_seconds: f64, bytes: u64) -> Option<f64> {
+    (bytes > 0).then(|| cpu_seconds * 1e3 / (bytes as f64 / 1e9))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read() {
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_size("64MiB"), Ok(64 << 20));
+        assert_eq!(parse_size("2 g"), Ok(2 << 30));
+        assert_eq!(parse_size("3GB"), Ok(3_000_000_000));
+        for bad in ["", "x", "-1", "1.5G", "1Q", "99999999999999999999", "17179869185G"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_shown() {
+        assert_eq!(decimal(0), "0 B");
+        assert_eq!(decimal(999), "999 B");
+        assert_eq!(decimal(1_240_000_000), "1.24 GB");
+        assert_eq!(binary(1 << 30), "1 GiB");
+        assert_eq!(binary(u64::MAX), "16384 PiB");
+        assert_eq!(seconds(0.0456), "45.6 ms");
+    }
+}

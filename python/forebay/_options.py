@@ -1,0 +1,71 @@
+"""Options of a load, and the engines that loads share."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from forebay import _native
+from forebay._errors import usage
+
+_LOAD_KEYS = ("threads", "path", "cache")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How one load is done, and how its engine is made."""
+
+    threads: int | None = None
+    path: str = "auto"
+    cache: str = "auto"
+    engine: Mapping[str, Any] = field(default_factory=dict)
+
+
+def parse(options: Mapping[str, Any] | None, threads: int | None) -> Options:
+    """Reads the `options` of a call; `threads` given apart counts more than that in them.
+
+    Errors: `usage`; unknown engine options are refused by the engine.
+    """
+    options = dict(options or {})
+    if threads is not None:
+        options["threads"] = threads
+    count = options.get("threads")
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise usage(f"threads is {count!r}, a whole number of 1 or more is needed")
+    loading = {key: options.pop(key) for key in _LOAD_KEYS if options.get(key) is not None}
+    for key in _LOAD_KEYS:
+        options.pop(key, None)
+    for key in ("path", "cache"):
+        if not isinstance(loading.get(key, ""), str):
+            raise usage(f"option {key} is {loading[key]!r}, text is needed")
+    return Options(engine=options, **loading)
+
+
+_lock = threading.Lock()
+_engines: dict[tuple[object, ...], _native.Engine] = {}
+
+
+def engine(device: str, options: Options) -> _native.Engine:
+    """The engine of this process for a device and these settings: made once, so that its arena is made once."""
+    key = (os.getpid(), device, *sorted(options.engine.items()))
+    found = _engines.get(key)
+    if found is None:
+        with _lock:
+            found = _engines.get(key)
+            if found is None:
+                found = _native.Engine(device, dict(options.engine))
+                _engines[key] = found
+    return found
+
+
+def _after_fork() -> None:
+    """The parent's engines are nothing to a child, and its lock may be held by a thread that is not here."""
+    global _lock
+    _lock = threading.Lock()
+    _engines.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

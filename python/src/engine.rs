@@ -1,0 +1,133 @@
+//! Engines: a device and its arena, kept between loads.
+
+use std::sync::Arc;
+
+use forebay_device::Device;
+use forebay_engine::{CacheChoice, EngineConfig, LoadOptions, PathChoice, Selection, Wanted};
+use forebay_error::{Code, Error};
+use forebay_tensor::Region;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+
+use crate::error::Result;
+use crate::fork::Own;
+use crate::model::Model;
+use crate::session::Session;
+use crate::wait::interruptible;
+
+/// A device with its arena. Loads of one process share it.
+#[pyclass(frozen, module = "forebay._native")]
+pub(crate) struct Engine {
+    inner: Own<Arc<forebay_engine::Engine>>,
+}
+
+/// Offsets and sizes of a region; `None` for the whole tensor.
+type RegionArg = Option<(Vec<u64>, Vec<u64>)>;
+
+#[pymethods]
+impl Engine {
+    /// An engine for a device (`host`, `cuda:N`) with these settings; unknown ones are refused.
+    #[new]
+    fn new(py: Python<'_>, device: String, config: &Bound<'_, PyDict>) -> Result<Self> {
+        let config = config_of(config)?;
+        let device = interruptible(py, move |_| Device::open(&device))?;
+        Ok(Self { inner: Own::new(forebay_engine::Engine::new(device, config), "this engine") })
+    }
+
+    /// Starts a load of `wanted`, ascending by (tensor, place in the list); target `i` is `wanted[i]`. `None` is every
+    /// tensor, whole.
+    #[pyo3(signature = (model, wanted, threads=None, path="auto", cache="auto"))]
+    fn start(
+        &self,
+        py: Python<'_>,
+        model: &Model,
+        wanted: Option<Vec<(usize, RegionArg)>>,
+        threads: Option<usize>,
+        path: &str,
+        cache: &str,
+    ) -> Result<Session> {
+        let engine = self.inner.get()?.clone();
+        let path = PathChoice::parse(path)?;
+        let cache = CacheChoice::parse(cache)?;
+        let options = LoadOptions { threads, path, cache };
+        let model = model.inner.clone();
+        let wanted = wanted.map(wanted_of).transpose()?;
+        interruptible(py, move |_| {
+            let count = wanted.as_ref().map_or(model.catalog.tensors.len(), Vec::len);
+            let asked: Option<Vec<usize>> =
+                wanted.as_ref().map(|wanted| wanted.iter().map(|want| want.tensor).collect());
+            let selection = match wanted {
+                Some(wanted) => Selection::new(&model.catalog, wanted)?,
+                None => Selection::all(&model.catalog)?,
+            };
+            let (order, plan) = selection.plan(engine.config().piece_bytes)?;
+            let in_order = match &asked {
+                Some(asked) => order.iter().map(|want| want.tensor).eq(asked.iter().copied()),
+                None => order.iter().map(|want| want.tensor).eq(0..count),
+            };
+            if !in_order {
+                return Err(Error::new(Code::Internal, "targets are not in reading order"));
+            }
+            let needs = needs_of(&plan, count);
+            let sources = forebay_engine::sources_of(&model.files)?;
+            let session = engine.start(plan, sources, options)?;
+            Ok((session, needs))
+        })
+        .map(|(session, needs)| Session::new(session, needs))
+    }
+
+    /// The device's name.
+    #[getter]
+    fn device(&self) -> Result<String> {
+        Ok(self.inner.get()?.device().name())
+    }
+}
+
+fn wanted_of(wanted: Vec<(usize, RegionArg)>) -> forebay_error::Result<Vec<Wanted>> {
+    let one = |(tensor, region): (usize, RegionArg)| {
+        let region = region.map(|(offsets, sizes)| Region::new(offsets, sizes)).transpose()?;
+        Ok(Wanted { tensor, region })
+    };
+    wanted.into_iter().map(one).collect()
+}
+
+/// For each target, how many targets must have been provided before it can be complete: a piece is read only once all
+/// its targets are there, and pieces are read in order.
+fn needs_of(plan: &forebay_engine::Plan, targets: usize) -> Vec<u32> {
+    let mut needs: Vec<u32> = (1..=targets as u32).collect();
+    let mut reached = 0;
+    for piece in plan.pieces() {
+        reached = reached.max(piece.last_target + 1);
+        for op in plan.ops_of(piece) {
+            if let Some(need) = needs.get_mut(op.part.target as usize) {
+                *need = reached.max(*need);
+            }
+        }
+    }
+    needs
+}
+
+fn config_of(settings: &Bound<'_, PyDict>) -> Result<EngineConfig> {
+    let mut config = EngineConfig::default();
+    for (key, value) in settings {
+        let key = key.cast::<PyString>().map_err(PyErr::from)?.to_string();
+        let tuning = &mut config.tuning;
+        match key.as_str() {
+            "arena_bytes" => config.arena_bytes = value.extract()?,
+            "dma_window_bytes" => config.dma_window_bytes = value.extract()?,
+            "piece_bytes" => config.piece_bytes = value.extract()?,
+            "slots_per_worker" => tuning.slots_per_worker = value.extract()?,
+            "dma_batch_bytes" => tuning.dma_batch_bytes = value.extract()?,
+            "dma_copy_bytes" => tuning.dma_copy_bytes = value.extract()?,
+            "dma_batches_ahead" => tuning.dma_batches_ahead = value.extract()?,
+            "dma_on_tmpfs" => tuning.dma_on_tmpfs = value.extract()?,
+            "direct_depth" => tuning.direct_depth = value.extract()?,
+            _ => {
+                let text = format!("no option is called `{key}`");
+                let known = "threads, path, cache, arena_bytes, dma_window_bytes, piece_bytes";
+                return Err(Error::new(Code::Usage, text).hint(format!("options: {known}")).into());
+            }
+        }
+    }
+    Ok(config)
+}

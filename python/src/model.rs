@@ -1,0 +1,126 @@
+//! Opened models. **unsafe**: [`Model::read_cached`] writes to an address that Python gave.
+
+use std::io::IoSliceMut;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use forebay_error::{Code, Error};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::error::{Result, internal};
+use crate::wait::interruptible;
+
+/// A model: its catalog and its open files. It may be used in any process and thread.
+#[pyclass(frozen, module = "forebay._native")]
+pub(crate) struct Model {
+    pub(crate) inner: Arc<forebay_format::Model>,
+}
+
+#[pymethods]
+impl Model {
+    /// Opens one path (folder, index or file), or with `listed` the files of a list as one model.
+    #[staticmethod]
+    fn open(py: Python<'_>, mut paths: Vec<PathBuf>, listed: bool) -> Result<Self> {
+        let model = interruptible(py, move |_| match (listed, paths.pop()) {
+            (false, Some(path)) => forebay_format::open_model(&path),
+            (_, last) => {
+                paths.extend(last);
+                forebay_format::open_files(&paths)
+            }
+        })?;
+        Ok(Self { inner: Arc::new(model) })
+    }
+
+    /// The tensors in order of (file, offset), as (name, dtype, shape, file, offset, bytes).
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let entries = &self.inner.catalog.tensors;
+        let list = PyList::empty(py);
+        for entry in entries {
+            let shape = PyTuple::new(py, &entry.shape)?;
+            let name = entry.name.as_str();
+            let dtype = pyo3::types::PyString::intern(py, entry.dtype.name());
+            list.append((name, dtype, shape, entry.file, entry.offset, entry.bytes))?;
+        }
+        Ok(list)
+    }
+
+    /// Places in `tensors()`, ordered by name.
+    fn by_name(&self) -> Vec<usize> {
+        self.inner.catalog.by_name().collect()
+    }
+
+    /// The text that came with the tensors; `None` where there is none.
+    fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let catalog = &self.inner.catalog;
+        if !catalog.has_metadata {
+            return Ok(None);
+        }
+        let dict = PyDict::new(py);
+        for (key, value) in &catalog.metadata {
+            dict.set_item(key, value)?;
+        }
+        Ok(Some(dict))
+    }
+
+    /// The files, as (name, path, bytes).
+    fn files(&self) -> Vec<(String, PathBuf, u64)> {
+        let files = self.inner.catalog.files.iter();
+        files.map(|file| (file.name.clone(), file.path.clone(), file.size)).collect()
+    }
+
+    /// What was accepted but is worth telling.
+    fn warnings(&self) -> Vec<String> {
+        self.inner.catalog.warnings.clone()
+    }
+
+    /// The name of the format.
+    fn format(&self) -> &'static str {
+        self.inner.catalog.format.name()
+    }
+
+    /// Fails with `file_changed` if a file changed since it was opened.
+    fn check_unchanged(&self, py: Python<'_>) -> Result<()> {
+        let model = self.inner.clone();
+        interruptible(py, move |_| model.check_unchanged())
+    }
+
+    /// Reads a whole tensor to `address` if the page cache has all of it, and says whether it did. Never waits for a
+    /// disk. Afterwards the file is known to be unchanged.
+    ///
+    /// `address` must be valid for the bytes of the tensor, and nobody else may use them meanwhile.
+    fn read_cached(&self, tensor: usize, address: usize) -> Result<bool> {
+        let catalog = &self.inner.catalog;
+        let Some(entry) = catalog.tensors.get(tensor) else {
+            return Err(internal("no such tensor number"));
+        };
+        let Some(file) = self.inner.files.get(entry.file) else {
+            return Err(internal("no such file number"));
+        };
+        if entry.bytes == 0 {
+            return Ok(true);
+        }
+        if address == 0 {
+            return Err(Error::new(Code::Usage, "null address").into());
+        }
+        let len = usize::try_from(entry.bytes).map_err(|_| internal("tensor too large"))?;
+        // SAFETY: valid and unshared for `len` bytes by this function's contract, which the package keeps: it passes
+        // the address of a tensor that it has just made with the catalog's size.
+        let into = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, len) };
+        let mut done = 0;
+        while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            let at = entry.offset + done as u64;
+            let mut parts = [IoSliceMut::new(rest)];
+            match rustix::io::preadv2(&file.file, &mut parts, at, ReadWriteFlags::NOWAIT) {
+                Ok(0) => return Ok(false),
+                Ok(count) => done += count,
+                Err(Errno::INTR) => {}
+                // Not there, or a file system that cannot say: the engine finds out what is the matter.
+                Err(_) => return Ok(false),
+            }
+        }
+        file.check_unchanged()?;
+        Ok(true)
+    }
+}

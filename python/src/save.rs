@@ -1,0 +1,256 @@
+//! Saves under way. **unsafe**: [`Save::write`] reads from addresses that Python gave.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use std::os::unix::fs::FileExt;
+
+use forebay_error::{Code, Error};
+use forebay_format::safetensors::{TensorSpec, layout};
+use forebay_format::{AtomicFile, Durability, ModelSave};
+use forebay_tensor::Dtype;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::{Result, internal};
+use crate::fork::Own;
+use crate::wait::{Stop, interruptible};
+
+/// Bytes of one `pwrite`: large enough for the file system, small enough to share among threads and to stop soon.
+const PIECE: u64 = 8 << 20;
+
+/// Writing threads at the most: more do not help one file.
+const THREADS_MAX: usize = 8;
+
+/// A file or a folder being saved. Dropped before its commit, it leaves nothing.
+#[pyclass(frozen, module = "forebay._native")]
+pub(crate) struct Save {
+    inner: Own<Arc<Open>>,
+}
+
+struct Open {
+    /// File, offset and bytes of each tensor.
+    places: Vec<(usize, u64, u64)>,
+    files: Mutex<Option<Files>>,
+}
+
+enum Files {
+    One(AtomicFile),
+    Model(ModelSave),
+}
+
+impl Files {
+    fn file(&self, index: usize) -> Option<&AtomicFile> {
+        match self {
+            Self::One(file) => Some(file),
+            Self::Model(model) => model.shards().get(index).map(|shard| &shard.file),
+        }
+    }
+}
+
+impl Open {
+    fn files(&self) -> std::sync::MutexGuard<'_, Option<Files>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Text pairs, or none.
+type Metadata = Option<Vec<(String, String)>>;
+
+#[pymethods]
+impl Save {
+    /// Starts a file; `tensors` are (name, dtype, shape).
+    #[staticmethod]
+    fn file(
+        py: Python<'_>,
+        path: PathBuf,
+        tensors: Vec<(String, String, Vec<u64>)>,
+        metadata: Metadata,
+    ) -> Result<Self> {
+        let specs = specs_of(tensors)?;
+        let open = interruptible(py, move |_| {
+            let plan = layout(&specs, metadata.as_deref())?;
+            let file = AtomicFile::create(&path)?;
+            file.preallocate(plan.total)?;
+            let written = file.file().write_all_at(&plan.header, 0);
+            written.map_err(|error| {
+                Error::io("cannot write the header", error).at(path.display())
+            })?;
+            let places = plan.offsets.iter().zip(&plan.bytes);
+            let places = places.map(|(&offset, &bytes)| (0, offset, bytes)).collect();
+            Ok(Open { places, files: Mutex::new(Some(Files::One(file))) })
+        })?;
+        Ok(Self { inner: Own::new(Arc::new(open), "this save") })
+    }
+
+    /// Starts a folder of files of at most `max_shard_bytes` of tensors each.
+    #[staticmethod]
+    fn folder(
+        py: Python<'_>,
+        path: PathBuf,
+        tensors: Vec<(String, String, Vec<u64>)>,
+        metadata: Metadata,
+        max_shard_bytes: u64,
+    ) -> Result<Self> {
+        let specs = specs_of(tensors)?;
+        let open = interruptible(py, move |_| {
+            let save = ModelSave::create(&path, &specs, metadata.as_deref(), max_shard_bytes)?;
+            let mut places = vec![(0, 0, 0); specs.len()];
+            for (file, shard) in save.shards().iter().enumerate() {
+                let layout = shard.layout.offsets.iter().zip(&shard.layout.bytes);
+                for (&tensor, (&offset, &bytes)) in shard.tensors.iter().zip(layout) {
+                    if let Some(place) = places.get_mut(tensor) {
+                        *place = (file, offset, bytes);
+                    }
+                }
+            }
+            Ok(Open { places, files: Mutex::new(Some(Files::Model(save))) })
+        })?;
+        Ok(Self { inner: Own::new(Arc::new(open), "this save") })
+    }
+
+    /// Writes tensors from host memory: (number, address, bytes) each. `owners` keeps the memory until no thread reads it.
+    ///
+    /// Each address must be valid for its bytes as long as `owners` lives.
+    fn write(
+        &self,
+        py: Python<'_>,
+        parts: Vec<(usize, usize, u64)>,
+        owners: Py<PyAny>,
+        threads: Option<usize>,
+    ) -> Result<()> {
+        let open = self.inner.get()?.clone();
+        let mut pieces = Vec::new();
+        for (tensor, address, bytes) in parts {
+            let Some(&(file, offset, len)) = open.places.get(tensor) else {
+                return Err(internal("no such tensor number"));
+            };
+            if bytes != len || (address == 0 && len > 0) {
+                return Err(internal("a tensor has other bytes than its shape says"));
+            }
+            let mut done = 0;
+            while done < len {
+                let count = PIECE.min(len - done);
+                pieces.push(Part { file, offset: offset + done, address: address + done as usize, len: count });
+                done += count;
+            }
+        }
+        let threads = threads.unwrap_or_else(|| forebay_topology::worker_cpus().min(THREADS_MAX));
+        interruptible(py, move |stop| {
+            let result = write_all(&open, &pieces, threads.clamp(1, 64), stop);
+            drop(owners);
+            result
+        })
+    }
+
+    /// Forces everything to the disk and makes it visible, in one step.
+    fn commit<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
+        let open = self.inner.get()?.clone();
+        let (files, removed, durability, warnings) = interruptible(py, move |stop| {
+            let Some(files) = open.files().take() else {
+                return Err(Error::new(Code::Usage, "this save was committed or given up before"));
+            };
+            match files {
+                Files::One(file) => {
+                    let name = file.dest().display().to_string();
+                    let durability = commit_one(file, stop)?;
+                    Ok((vec![name], Vec::new(), durability, Vec::new()))
+                }
+                Files::Model(model) => {
+                    let saved = model.commit()?;
+                    Ok((saved.files, saved.removed, saved.durability, saved.warnings))
+                }
+            }
+        })?;
+        let dict = PyDict::new(py);
+        dict.set_item("files", files)?;
+        dict.set_item("removed", removed)?;
+        dict.set_item("durable", durability == Durability::Proven)?;
+        dict.set_item("warnings", warnings)?;
+        Ok(dict)
+    }
+
+    /// Gives the save up and removes what was written.
+    fn abandon(&self) {
+        if let Ok(open) = self.inner.get() {
+            drop(open.files().take());
+        }
+    }
+}
+
+/// Nothing appears under the name once the caller has given up. The sync is what takes long, so it comes before the
+/// last look; the one inside of the commit then finds nothing to do.
+fn commit_one(file: AtomicFile, stop: &Stop) -> forebay_error::Result<Durability> {
+    file.file().sync_all().map_err(|error| {
+        Error::io("cannot force the file to the disk", error).at(file.dest().display())
+    })?;
+    if stop.is_set() {
+        return Err(Error::new(Code::Cancelled, "the save was cancelled"));
+    }
+    file.commit()
+}
+
+fn specs_of(tensors: Vec<(String, String, Vec<u64>)>) -> forebay_error::Result<Vec<TensorSpec>> {
+    let one = |(name, dtype, shape): (String, String, Vec<u64>)| match Dtype::parse(&dtype) {
+        Some(dtype) => Ok(TensorSpec { name, dtype, shape }),
+        None => Err(Error::new(Code::UnknownDtype, format!("no dtype is called `{dtype}`"))),
+    };
+    tensors.into_iter().map(one).collect()
+}
+
+/// Bytes in memory and their place in a file.
+struct Part {
+    file: usize,
+    offset: u64,
+    address: usize,
+    len: u64,
+}
+
+fn write_all(open: &Open, parts: &[Part], threads: usize, stop: &Stop) -> forebay_error::Result<()> {
+    let files = open.files();
+    let Some(files) = files.as_ref() else {
+        return Err(Error::new(Code::Usage, "this save was committed or given up before"));
+    };
+    let next = AtomicUsize::new(0);
+    let failed = Stop::default();
+    let first: Mutex<Option<Error>> = Mutex::new(None);
+    let work = || {
+        while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if failed.is_set() || stop.is_set() {
+                return;
+            }
+            if let Err(error) = write_part(files, part) {
+                failed.set();
+                first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(parts.len()) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    if let Some(error) = first.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
+    match stop.is_set() {
+        true => Err(Error::new(Code::Cancelled, "the save was cancelled")),
+        false => Ok(()),
+    }
+}
+
+fn write_part(files: &Files, part: &Part) -> forebay_error::Result<()> {
+    let Some(file) = files.file(part.file) else {
+        return Err(Error::new(Code::Internal, "no such file number"));
+    };
+    // SAFETY: valid for `len` bytes as long as the owners live, which `Save::write` holds until every thread is done;
+    // the package passes addresses and sizes of tensors in host memory. Nobody promises that no other thread writes to
+    // the tensor meanwhile: the bytes go to the kernel, which does not mind, and are not looked at here.
+    let bytes = unsafe { std::slice::from_raw_parts(part.address as *const u8, part.len as usize) };
+    file.file().write_all_at(bytes, part.offset).map_err(|error| {
+        let what = format!("cannot write {} bytes at byte {}", part.len, part.offset);
+        Error::io(what, error).at(file.dest().display())
+    })
+}

@@ -5,26 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from forebay import _native
 from forebay._errors import make, usage
-from forebay._frameworks import Shape
 
 PathLike = str | os.PathLike[str]
 #: A folder, an index, a file, or a list of files.
 Paths = PathLike | Iterable[PathLike]
-
-
-class Entry(NamedTuple):
-    """One tensor of a catalog."""
-
-    name: str
-    dtype: str
-    shape: Shape
-    file: int
-    offset: int
-    bytes: int
 
 
 class Catalog:
@@ -42,14 +29,14 @@ class Catalog:
                 hint = "pass a folder, an index, a file, or a list of files"
                 raise usage(f"the path is {paths!r}", hint) from error
             self.model = _native.Model.open(files, True)
-        self.entries = [Entry(*row) for row in self.model.tensors()]
+        self.entries = self.model.tensors()
         self._places: dict[str, int] | None = None
 
     @property
     def places(self) -> dict[str, int]:
         """Place in `entries` by name, in the order of `entries`."""
         if self._places is None:
-            self._places = {entry[0]: place for place, entry in enumerate(self.entries)}
+            self._places = {entry.name: place for place, entry in enumerate(self.entries)}
         return self._places
 
     def find(self, name: str) -> int:

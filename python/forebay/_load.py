@@ -134,7 +134,7 @@ class _Load:
         tensors = self._plain(wants)
         self._finish_digests()
         chosen = range(len(entries)) if places is None else places
-        return {entries[place][0]: tensor for place, tensor in zip(chosen, tensors, strict=True)}
+        return {entries[place].name: tensor for place, tensor in zip(chosen, tensors, strict=True)}
 
     def _plain(self, wants: list[Want] | None, place: Place | None = None) -> list[Tensor]:
         """One session into new tensors of the dtypes of the file."""

@@ -10,7 +10,7 @@ from types import EllipsisType, TracebackType
 from typing import Any
 
 from forebay import _native
-from forebay._catalog import Catalog, Entry, Paths
+from forebay._catalog import Catalog, Paths
 from forebay._errors import make, usage
 from forebay._frameworks import BITS, Shape, Tensor
 from forebay._options import engine
@@ -261,7 +261,7 @@ class TensorSlice:
     def __init__(self, model: SafeOpen, place: int) -> None:
         self._model = model
         self._place = place
-        self._entry: Entry = model._open().entries[place]
+        self._entry = model._open().entries[place]
 
     def get_shape(self) -> list[int]:
         """The shape in the file."""

@@ -69,6 +69,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(codes, module)?)?;
     module.add_function(wrap_pyfunction!(dtypes, module)?)?;
     module.add_function(wrap_pyfunction!(raise_error, module)?)?;
+    module.add_class::<model::Entry>()?;
     module.add_class::<model::Model>()?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<session::Session>()?;

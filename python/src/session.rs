@@ -16,7 +16,7 @@ use crate::wait::POLL;
 type Owners = Arc<Mutex<Vec<Option<Py<PyAny>>>>>;
 
 /// A load under way.
-#[pyclass(frozen, module = "forebay._native")]
+#[pyclass(frozen, weakref, module = "forebay._native")]
 pub(crate) struct Session {
     inner: Own<Arc<forebay_engine::Session>>,
     owners: Owners,

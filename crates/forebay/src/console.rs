@@ -160,7 +160,8 @@ pub(crate) fn clean(text: &str) -> Cow<'_, str> {
 fn is_unsafe(c: char) -> bool {
     // Controls, and the marks that change the direction of text or break lines unseen.
     c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// JSON that can be shown: `serde_json` escapes the controls below 32, terminals obey those at 127 to 159 as well.

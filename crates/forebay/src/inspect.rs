@@ -1,8 +1,8 @@
 //! `forebay inspect`: what a model holds. Reads headers; with `--digest` every byte of the tensors, once.
 //!
 //! JSON: `{"format", "metadata": {key: value}, "tensors": [{"name", "dtype", "shape", "file", "offset", "bytes",
-//! "sha256"?}]}`, tensors in the order of (file, offset). `file` is relative to the model's folder, `offset` counts from
-//! the start of that file, `sha256` is over the tensor's row-major bytes as stored.
+//! "sha256"?}]}`, tensors in the order of (file, offset). `file` is relative to the model's folder, `offset` counts
+//! from the start of that file, `sha256` is over the tensor's row-major bytes as stored.
 
 use forebay_error::Result;
 use forebay_format::{Catalog, TensorEntry, open_model};

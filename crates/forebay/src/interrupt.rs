@@ -3,8 +3,9 @@
 //! SIGINT, SIGTERM and SIGHUP are blocked in every thread and taken by one that waits for them, so that no code ever
 //! runs inside a signal handler. The first signal raises a flag that everything long looks at ([`check`]): a load is
 //! cancelled, temporary files are removed, and the command ends with 128 + signal. Whatever hangs in the kernel
-//! meanwhile (a dead file server) does not matter: after [`GRACE`], or at a second signal, the waiting thread removes the
-//! temporary files itself and ends the process. A signal that the parent made this process ignore (nohup) stays ignored.
+//! meanwhile (a dead file server) does not matter: after [`GRACE`], or at a second signal, the waiting thread removes
+//! the temporary files itself and ends the process. A signal that the parent made this process ignore (nohup) stays
+//! ignored.
 
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};

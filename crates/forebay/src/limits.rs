@@ -46,7 +46,8 @@ pub(crate) struct Limit {
     pub(crate) how: String,
 }
 
-/// The limit of the way into a device's memory. `bytes` bounds the effort: a small load is not worth a long measurement.
+/// The limit of the way into a device's memory. `bytes` bounds the effort: a small load is not worth a long
+/// measurement.
 pub(crate) fn of_device(device: &Device, threads: usize, bytes: u64) -> Result<Limit> {
     match device {
         Device::Cuda(_) => {

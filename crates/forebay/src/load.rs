@@ -159,7 +159,8 @@ fn memory_warning(device: &Device, bytes: u64) -> Option<String> {
     let free = forebay_topology::memory_headroom().filter(|_| !device.is_gpu())?;
     (bytes > free).then(|| {
         format!(
-            "{} are to be loaded and {} of memory are available; `--names` or `--shard` load a part",
+            "{} are to be loaded and {} of memory are available; `--names` or `--shard` load \
+             a part",
             binary(bytes),
             binary(free)
         )

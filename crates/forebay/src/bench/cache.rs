@@ -83,14 +83,11 @@ pub(crate) fn enforce(model: &Model, state: CacheState) -> Result<Found> {
         found.method,
         found.state
     );
-    let error = Error::new(Code::Unsupported, what);
     Err(match state {
-        CacheState::Cold => {
-            error.hint("another process uses the files, or the file system keeps their pages")
-        }
-        CacheState::Warm => {
-            error.hint("the model is larger than the memory that is free: take a smaller one")
-        }
+        CacheState::Cold => Error::new(Code::Io, what)
+            .hint("another process uses the files, or the file system keeps their pages"),
+        CacheState::Warm => Error::new(Code::OutOfMemory, what)
+            .hint("the model is larger than the memory that is free: take a smaller one"),
     })
 }
 

@@ -1,5 +1,5 @@
-//! A model to load: bf16, in shapes of a transformer's layers, up to four files and an index. Its bytes are random, so that no
-//! file system or disk can store less than it is said to hold.
+//! A model to load: bf16, in shapes of a transformer's layers, up to four files and an index. Its bytes are random, so
+//! that no file system or disk can store less than it is said to hold.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

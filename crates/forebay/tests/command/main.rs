@@ -1,0 +1,23 @@
+//! The `forebay` command, run as users run it. One binary, so that it links once.
+//!
+//! | module | what is tested |
+//! | --- | --- |
+//! | `battery` | every file and folder of the safetensors battery, inspected and loaded |
+//! | `select` | names, shards and regions arrive as slices of the bytes |
+//! | `output` | JSON, escapes, exit codes, environment, closed pipes |
+//! | `trouble` | refusals of the kernel, strangers' files, files that change, signals |
+//! | `bench` | the benchmark makes, measures and cleans up |
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stderr,
+    reason = "a test that cannot go on must fail, and one that is skipped must say so"
+)]
+
+mod battery;
+mod bench;
+mod output;
+mod select;
+mod trouble;
+mod util;

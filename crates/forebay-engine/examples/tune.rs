@@ -2,7 +2,7 @@
 //! list of settings is one line of the result; all lines are run in turn, round by round, so that drift hits all alike.
 //! **unsafe**: targets are provided by address.
 //!
-//! Keys: `threads path cache piece_mib slots batch_mib copy_mib ahead tmpfs depth arena_mib window_mib`.
+//! Keys: `threads path cache piece_mib slots batch_mib ahead_mib tmpfs depth arena_mib window_mib`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -42,8 +42,7 @@ fn parse(device: &Device, text: &str) -> Result<Line> {
             "window_mib" => config.dma_window_bytes = (number as u64) << 20,
             "slots" => config.tuning.slots_per_worker = number,
             "batch_mib" => config.tuning.dma_batch_bytes = (number as u64) << 20,
-            "copy_mib" => config.tuning.dma_copy_bytes = (number as u64) << 20,
-            "ahead" => config.tuning.dma_batches_ahead = number,
+            "ahead_mib" => config.tuning.dma_ahead_bytes = (number as u64) << 20,
             "tmpfs" => config.tuning.dma_on_tmpfs = number != 0,
             "depth" => config.tuning.direct_depth = number,
             _ => return Err(Error::new(Code::Usage, format!("no setting is called `{key}`"))),

@@ -2,19 +2,21 @@
 //!
 //! A load goes down one way: a [`Selection`] of a catalog becomes [`Move`]s, those a [`Plan`] of pieces, and an
 //! [`Engine`] starts a [`Session`] that moves the pieces from [`RangeSource`]s to the device's memory. Worker threads
-//! (`worker`) take pieces from one queue (`queue`); which way a piece goes is decided by `route`, and each way is one
-//! file of `paths`. Nothing here knows a framework: targets are addresses, and who provides them keeps them alive.
+//! (`worker`) take pieces from one queue (`queue`); which way a piece goes is decided by `route`; each way of reading is
+//! one file of `paths`, and one thread (`pump`) does all that concerns a GPU. Nothing here knows a framework: targets are addresses, and who provides them keeps them alive.
 
 mod engine;
 mod options;
 mod paths;
 mod plan;
+mod pump;
 mod queue;
 mod report;
 mod route;
 mod select;
 mod session;
 mod shared;
+mod slots;
 mod source;
 mod worker;
 

@@ -101,15 +101,13 @@ impl Default for EngineConfig {
 /// Numbers found by measurement (docs/BENCHMARKS.md); there is no reason to change them outside of benchmarks.
 #[derive(Clone, Debug)]
 pub struct Tuning {
-    /// Staging slots of one copying worker: one is filled while the others are on their way to the GPU.
+    /// Staging slots for each reader: one is being filled, the others are on their way to the GPU or wait for the pump.
     pub slots_per_worker: usize,
-    /// Bytes that the DMA worker registers at a time.
+    /// Bytes that are registered at a time for DMA: filled slots wait for as long as that takes.
     pub dma_batch_bytes: u64,
-    /// Bytes of one DMA copy, so that copies of other workers get their turn on the copy engine in between.
-    pub dma_copy_bytes: u64,
-    /// Batches registered ahead of the copies.
-    pub dma_batches_ahead: usize,
-    /// Whether a resident tmpfs file is worth DMA beside the copying workers.
+    /// DMA bytes queued on the GPU before no more are registered: the readers' share of the link.
+    pub dma_ahead_bytes: u64,
+    /// Whether a resident tmpfs file is worth DMA beside the readers.
     pub dma_on_tmpfs: bool,
     /// Direct reads in flight.
     pub direct_depth: usize,
@@ -118,10 +116,9 @@ pub struct Tuning {
 impl Default for Tuning {
     fn default() -> Self {
         Self {
-            slots_per_worker: 2,
-            dma_batch_bytes: 128 << 20,
-            dma_copy_bytes: 16 << 20,
-            dma_batches_ahead: 2,
+            slots_per_worker: 3,
+            dma_batch_bytes: 32 << 20,
+            dma_ahead_bytes: 64 << 20,
             dma_on_tmpfs: false,
             direct_depth: 16,
         }

@@ -58,7 +58,7 @@ impl Move {
     }
 
     /// End of the last run in the object.
-    fn from_end(&self) -> u64 {
+    fn end_in_object(&self) -> u64 {
         if self.rows == 0 {
             self.from
         } else {
@@ -253,7 +253,7 @@ impl Builder<'_> {
             && part.from >= last.offset
             && part.from <= last.offset + last.len + GAP_BYTES
         {
-            let len = last.len.max(part.from_end() - last.offset);
+            let len = last.len.max(part.end_in_object() - last.offset);
             self.plan.read_bytes += len - last.len;
             last.len = len;
             last.staged_len = len;
@@ -264,7 +264,7 @@ impl Builder<'_> {
             self.plan.ops.push(Op { part, staged, staged_stride: part.from_stride });
             return;
         }
-        let len = part.from_end() - part.from;
+        let len = part.end_in_object() - part.from;
         let staged_len = if packed { part.bytes() } else { len };
         let staged_stride = if packed { part.run } else { part.from_stride };
         self.plan.read_bytes += staged_len;

@@ -1,10 +1,10 @@
-//! The pieces that wait for a worker.
+//! The pieces that wait for a worker, and the filled slots that wait for the pump.
 //!
-//! Pieces become runnable in plan order, as the addresses of their targets are provided. They wait in one row: the DMA
-//! worker takes long groups from its front, copying workers take single pieces from its back, so that both work on
-//! contiguous ranges and meet in the middle; without a DMA worker, copying workers take from the front, which is the
-//! order that file systems read ahead in. A piece that turns out not to be resident moves to the cold row, which the
-//! direct worker serves from its front; one that DMA may not do is left to the copying workers.
+//! Pieces become runnable in plan order, as the addresses of their targets are provided. They wait in one row: the pump
+//! takes groups for DMA from its front, readers take single pieces from its back, so that both work on contiguous ranges
+//! and meet in the middle; without DMA, readers take from the front, which is the order that file systems read ahead in.
+//! A piece that turns out not to be resident moves to the cold row, which the direct worker serves from its front; one
+//! that DMA may not do is left to the readers.
 //!
 //! A worker that finds nothing waits here until there is something for its role, or nothing is left to do at all: a
 //! piece that another worker holds may still come back.
@@ -13,32 +13,38 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::pump::Loaded;
+
 /// The rows.
 pub(crate) struct Queue {
     state: Mutex<State>,
     changed: Condvar,
+    /// For the pump alone, which is woken at each filled slot.
+    for_pump: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     /// Runnable pieces that are resident, or that nobody looked at yet.
     warm: VecDeque<u32>,
-    /// Runnable pieces that only copying workers may take, in order of their coming.
+    /// Runnable pieces that only readers may take, in order of their coming.
     copy_only: VecDeque<u32>,
     /// Runnable pieces to be read directly, in plan order.
     cold: BTreeSet<u32>,
-    /// Copying workers serve the cold row too.
+    /// Slots that readers have filled.
+    loaded: Vec<Loaded>,
+    /// Readers serve the cold row too.
     cold_by_threads: bool,
-    /// A DMA worker takes from the front.
+    /// DMA takes from the front.
     dma_active: bool,
-    /// While it does, copying workers leave it the whole warm row.
+    /// While it does, readers leave it the whole warm row.
     dma_alone: bool,
     /// Pieces not finished, runnable or not.
     unfinished: usize,
     stopped: bool,
 }
 
-/// What a copying worker was given.
+/// What a reader was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// From the warm row: residency is to be looked at.
@@ -50,16 +56,38 @@ pub(crate) enum Work {
 impl Queue {
     pub(crate) fn new(pieces: usize) -> Self {
         let state = State { unfinished: pieces, ..State::default() };
-        Self { state: Mutex::new(state), changed: Condvar::new() }
+        Self { state: Mutex::new(state), changed: Condvar::new(), for_pump: Condvar::new() }
     }
 
     /// Makes pieces runnable.
     pub(crate) fn push(&self, pieces: std::ops::Range<u32>) {
         self.lock().warm.extend(pieces);
         self.changed.notify_all();
+        self.for_pump.notify_one();
     }
 
-    /// Leaves pieces to the copying workers that the DMA worker cannot do.
+    /// Leaves a filled slot to the pump.
+    pub(crate) fn push_loaded(&self, loaded: Loaded) {
+        self.lock().loaded.push(loaded);
+        self.for_pump.notify_one();
+    }
+
+    /// Takes the filled slots.
+    pub(crate) fn take_loaded(&self) -> Vec<Loaded> {
+        std::mem::take(&mut self.lock().loaded)
+    }
+
+    /// Sleeps until there is a filled slot, or a piece in the warm row if `dma`, at most `nap`.
+    pub(crate) fn wait_for_pump(&self, nap: Duration, dma: bool) {
+        let state = self.lock();
+        let nothing = |state: &mut State| {
+            (!dma || state.warm.is_empty()) && state.loaded.is_empty() && !state.over()
+        };
+        // Woken or not, the pump looks again.
+        drop(self.for_pump.wait_timeout_while(state, nap, nothing));
+    }
+
+    /// Leaves pieces to the readers that DMA cannot do.
     pub(crate) fn leave_to_copy(&self, pieces: &[u32]) {
         self.lock().copy_only.extend(pieces);
         self.changed.notify_all();
@@ -71,20 +99,20 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Gives the cold row to the copying workers, for want of io_uring.
+    /// Gives the cold row to the readers, for want of io_uring.
     pub(crate) fn serve_cold_by_threads(&self) {
         self.lock().cold_by_threads = true;
         self.changed.notify_all();
     }
 
-    /// Says that a DMA worker is at the front; `alone`: the warm row is its own.
+    /// Says that DMA takes from the front; `alone`: the warm row is its own.
     pub(crate) fn dma_begins(&self, alone: bool) {
         let mut state = self.lock();
         state.dma_active = true;
         state.dma_alone = alone;
     }
 
-    /// Says that it has gone.
+    /// Says that it does not any more.
     pub(crate) fn dma_ends(&self) {
         let mut state = self.lock();
         state.dma_active = false;
@@ -93,20 +121,9 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Takes pieces from the front for which `joins(last, next)` holds one after the other; `wait`s for the first.
-    /// Empty: nothing now (no wait) or nothing ever again.
-    pub(crate) fn take_front(
-        &self,
-        wait: bool,
-        mut joins: impl FnMut(Option<u32>, u32) -> bool,
-    ) -> Vec<u32> {
+    /// Takes pieces from the front for which `joins(last, next)` holds one after the other, without waiting.
+    pub(crate) fn take_front(&self, mut joins: impl FnMut(Option<u32>, u32) -> bool) -> Vec<u32> {
         let mut state = self.lock();
-        while state.warm.is_empty() && !state.over() {
-            if !wait {
-                return Vec::new();
-            }
-            state = self.sleep(state);
-        }
         let mut taken = Vec::new();
         while !state.stopped
             && let Some(&next) = state.warm.front()
@@ -118,8 +135,8 @@ impl Queue {
         taken
     }
 
-    /// Takes one piece for a copying worker. `None`: nothing now (no wait) or nothing ever again.
-    pub(crate) fn take_copy(&self, wait: bool) -> Option<Work> {
+    /// Takes one piece for a reader; waits for one. `None`: nothing ever again.
+    pub(crate) fn take_copy(&self) -> Option<Work> {
         let mut state = self.lock();
         loop {
             if state.over() {
@@ -132,9 +149,6 @@ impl Queue {
                 && let Some(piece) = state.cold.pop_first()
             {
                 return Some(Work::Cold(piece));
-            }
-            if !wait {
-                return None;
             }
             state = self.sleep(state);
         }
@@ -165,6 +179,7 @@ impl Queue {
         drop(state);
         if last {
             self.changed.notify_all();
+            self.for_pump.notify_one();
         }
         last
     }
@@ -173,6 +188,7 @@ impl Queue {
     pub(crate) fn stop(&self) {
         self.lock().stopped = true;
         self.changed.notify_all();
+        self.for_pump.notify_one();
     }
 
     fn sleep<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
@@ -211,12 +227,12 @@ mod tests {
         let queue = Queue::new(10);
         queue.push(0..10);
         queue.dma_begins(false);
-        let group = queue.take_front(true, |_, next| next < 3);
+        let group = queue.take_front(|_, next| next < 3);
         assert_eq!(group, [0, 1, 2]);
-        assert_eq!(queue.take_copy(true), Some(Work::Warm(9)));
+        assert_eq!(queue.take_copy(), Some(Work::Warm(9)));
         queue.leave_to_copy(&group);
         queue.dma_ends();
-        assert_eq!(queue.take_copy(true), Some(Work::Warm(0)));
+        assert_eq!(queue.take_copy(), Some(Work::Warm(0)));
     }
 
     #[test]
@@ -224,22 +240,20 @@ mod tests {
         let queue = Queue::new(4);
         queue.push(0..4);
         queue.dma_begins(true);
-        assert_eq!(queue.take_copy(false), None);
-        let group = queue.take_front(true, |last, _| last.is_none());
+        let group = queue.take_front(|last, _| last.is_none());
         queue.leave_to_copy(&group);
-        assert_eq!(queue.take_copy(false), Some(Work::Warm(0)));
+        assert_eq!(queue.take_copy(), Some(Work::Warm(0)));
         queue.dma_ends();
-        assert_eq!(queue.take_copy(false), Some(Work::Warm(1)));
+        assert_eq!(queue.take_copy(), Some(Work::Warm(1)));
     }
 
     #[test]
     fn cold_pieces_come_in_order_and_go_to_threads_only_when_told() {
         let queue = Queue::new(3);
         queue.push_cold(&[2, 0, 1]);
-        assert_eq!(queue.take_copy(false), None);
         assert_eq!(queue.take_cold(false), Some(0));
         queue.serve_cold_by_threads();
-        assert_eq!(queue.take_copy(false), Some(Work::Cold(1)));
+        assert_eq!(queue.take_copy(), Some(Work::Cold(1)));
     }
 
     #[test]
@@ -248,9 +262,8 @@ mod tests {
             let queue = Queue::new(1);
             std::thread::scope(|scope| {
                 let workers = [
-                    scope.spawn(|| queue.take_copy(true).is_none()),
+                    scope.spawn(|| queue.take_copy().is_none()),
                     scope.spawn(|| queue.take_cold(true).is_none()),
-                    scope.spawn(|| queue.take_front(true, |_, _| true).is_empty()),
                 ];
                 std::thread::sleep(Duration::from_millis(20));
                 if stop {

@@ -1,10 +1,12 @@
 //! What a load did: which way the bytes went and why.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_device::ArenaStats;
+use rustix::time::{ClockId, clock_gettime};
 
 /// A way that bytes went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -117,8 +119,16 @@ impl Tally {
         }
     }
 
-    pub(crate) fn add_cpu(&self, nanos: u64) {
-        self.cpu_nanos.fetch_add(nanos, Ordering::Relaxed);
+    /// Adds what this thread has spent since it was last here. Called at each piece, so that the sum is complete when
+    /// the last piece is, whatever the threads do after it.
+    pub(crate) fn settle_cpu(&self) {
+        thread_local! {
+            static COUNTED: Cell<u64> = const { Cell::new(0) };
+        }
+        let spent = clock_gettime(ClockId::ThreadCPUTime);
+        let spent = spent.tv_sec as u64 * 1_000_000_000 + spent.tv_nsec as u64;
+        let before = COUNTED.replace(spent);
+        self.cpu_nanos.fetch_add(spent.saturating_sub(before), Ordering::Relaxed);
     }
 
     pub(crate) fn cpu_seconds(&self) -> f64 {

@@ -77,7 +77,7 @@ pub(crate) fn decide(
     let dma = match dma_verdict(file, device, options, tuning, dma_limit) {
         Ok(reason) => {
             tally.reason(Path::PageCacheDma, reason);
-            tally.reason(Path::PageCacheCopy, "resident; copying workers share the link with DMA");
+            tally.reason(Path::PageCacheCopy, "resident; readers share the link with DMA");
             true
         }
         Err(reason) => {
@@ -121,7 +121,7 @@ fn dma_verdict(
     if !gpu.read_only_registration() {
         return Err("this GPU cannot register read-only memory".to_owned());
     }
-    if limit < tuning.dma_copy_bytes {
+    if limit < tuning.dma_batch_bytes {
         return Err("no memory to spare for registered page cache".to_owned());
     }
     if file.is_dax() {

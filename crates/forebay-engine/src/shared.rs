@@ -15,6 +15,7 @@ use crate::plan::{Piece, Plan};
 use crate::queue::Queue;
 use crate::report::{Path, Tally};
 use crate::route::Route;
+use crate::slots::Slots;
 use crate::source::RangeSource;
 
 /// One load: plan, sources, targets, and how far it is.
@@ -25,6 +26,7 @@ pub(crate) struct Shared {
     pub(crate) routes: Vec<Route>,
     pub(crate) options: LoadOptions,
     pub(crate) queue: Queue,
+    pub(crate) slots: Slots,
     pub(crate) tally: Tally,
     /// Address of each target; 0 until provided.
     addresses: Vec<AtomicU64>,
@@ -59,6 +61,7 @@ impl Shared {
         routes: Vec<Route>,
         options: LoadOptions,
         tally: Tally,
+        slot_limit: usize,
     ) -> Self {
         let pieces = plan.pieces().len();
         let mut lacking = vec![0_u64; plan.target_bytes().len()];
@@ -75,6 +78,7 @@ impl Shared {
             routes,
             options,
             queue: Queue::new(pieces),
+            slots: Slots::new(slot_limit),
             tally,
             addresses: plan.target_bytes().iter().map(|_| AtomicU64::new(0)).collect(),
             lacking: lacking.into_iter().map(AtomicU64::new).collect(),
@@ -149,11 +153,8 @@ impl Shared {
         std::mem::take(&mut *lock(&self.keepalive))
     }
 
-    pub(crate) fn is_complete(&self) -> bool {
-        lock(&self.progress).complete
-    }
-
-    pub(crate) fn is_stopped(&self) -> bool {
+    /// Whether nothing is left to do: every byte arrived, or the load ended early.
+    pub(crate) fn is_over(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
@@ -182,6 +183,7 @@ impl Shared {
             }
         }
         self.tally.count(path, piece.bytes);
+        self.tally.settle_cpu();
         self.done_bytes.fetch_add(piece.bytes, Ordering::Relaxed);
         let last = self.queue.finished();
         if last || !ready.is_empty() {
@@ -190,6 +192,7 @@ impl Shared {
             if last {
                 progress.complete = true;
                 progress.ended = Some(Instant::now());
+                self.stop.store(true, Ordering::Relaxed);
             }
             drop(progress);
             self.progressed.notify_all();

@@ -7,17 +7,17 @@ use forebay_device::Device;
 use forebay_error::{Error, Result};
 use forebay_topology::{Root, numa};
 use rustix::thread::{CpuSet, sched_setaffinity};
-use rustix::time::{ClockId, clock_gettime};
 
 use crate::options::PathChoice;
-use crate::paths::{copy, direct, dma};
+use crate::paths::{copy, direct};
+use crate::pump;
 use crate::route::Cold;
 use crate::shared::{Shared, internal};
 
 /// What a thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    Dma { limit: u64 },
+    Pump { dma: bool, window_limit: u64 },
     Copy,
     Direct,
 }
@@ -25,7 +25,7 @@ enum Role {
 impl Role {
     fn name(self) -> &'static str {
         match self {
-            Role::Dma { .. } => "forebay-dma",
+            Role::Pump { .. } => "forebay-pump",
             Role::Copy => "forebay-copy",
             Role::Direct => "forebay-direct",
         }
@@ -35,9 +35,9 @@ impl Role {
 /// Direct workers of a host load: each copies from staging memory to the targets itself, at 5 to 10 GB/s.
 const HOST_DIRECT_WORKERS_MAX: usize = 4;
 
-/// Starts the workers: of `threads`, one for DMA if any object may use it, the rest for copies; and beside them the
-/// direct workers, which sleep as long as nothing is cold.
-pub(crate) fn spawn_all(shared: &Arc<Shared>, threads: usize, dma_limit: u64) -> Result<()> {
+/// Starts the workers: `threads` in all, the pump of a GPU among them, the rest readers; and beside them the direct
+/// workers, which sleep as long as nothing is cold.
+pub(crate) fn spawn_all(shared: &Arc<Shared>, threads: usize, window_limit: u64) -> Result<()> {
     if shared.plan.pieces().is_empty() {
         return Ok(());
     }
@@ -45,10 +45,13 @@ pub(crate) fn spawn_all(shared: &Arc<Shared>, threads: usize, dma_limit: u64) ->
     let pieces = shared.plan.pieces().len();
     let mut roles = Vec::new();
     let mut copiers = threads;
-    if shared.routes.iter().any(|route| route.dma) {
-        shared.queue.dma_begins(threads == 1 || shared.options.path == PathChoice::Dma);
-        roles.push(Role::Dma { limit: dma_limit });
-        // One at the least: it does what the DMA worker leaves, and sleeps otherwise.
+    if gpu {
+        let dma = shared.routes.iter().any(|route| route.dma);
+        if dma {
+            shared.queue.dma_begins(threads == 1 || shared.options.path == PathChoice::Dma);
+        }
+        roles.push(Role::Pump { dma, window_limit });
+        // One at the least: it reads what DMA leaves, and sleeps otherwise.
         copiers = (threads - 1).max(1);
     }
     roles.extend(std::iter::repeat_n(Role::Copy, copiers.min(pieces)));
@@ -95,12 +98,11 @@ fn run(shared: &Arc<Shared>, role: Role) -> Result<()> {
         }
     }
     let result = match role {
-        Role::Dma { limit } => dma::run(shared, limit),
+        Role::Pump { dma, window_limit } => pump::run(shared, dma, window_limit),
         Role::Copy => copy::run(shared),
         Role::Direct => direct::run(shared),
     };
-    let spent = clock_gettime(ClockId::ThreadCPUTime);
-    shared.tally.add_cpu(spent.tv_sec as u64 * 1_000_000_000 + spent.tv_nsec as u64);
+    shared.tally.settle_cpu();
     result
 }
 

@@ -1,6 +1,8 @@
 //! Loads to a GPU over every path. Skipped, with a line that says so, where there is none. **unsafe**: targets are
 //! provided by address, and results copied back.
 
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
+
 mod common;
 
 use std::path::PathBuf;

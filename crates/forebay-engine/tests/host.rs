@@ -1,5 +1,7 @@
 //! Loads to the host over every path, with the faults that files and systems have.
 
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
+
 mod common;
 
 use std::io;

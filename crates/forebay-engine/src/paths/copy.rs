@@ -1,19 +1,18 @@
-//! Copies by the CPU: page-cache copy, buffered and direct-by-threads. **unsafe**: it queues copies to a GPU and writes
-//! to host targets.
+//! Reads by threads: page-cache copy, buffered, and direct without io_uring. **unsafe**: it writes to host targets.
 //!
-//! A worker owns a few staging slots (lanes). It fills one with `pread`, queues the copy to the GPU, and fills the next
-//! while the first is on its way; an event tells when a lane is free again. On the host there is nothing to overlap:
-//! whole runs are read straight into their targets, and only short rows go through a slot.
+//! A reader takes a piece and fills a slot of staging memory with it. For a GPU the slot goes to the pump, which queues
+//! the copy and gives the slot back; the reader meanwhile fills another. On the host there is nothing to overlap: whole
+//! runs are read straight into their targets, and only short rows go through a slot.
 
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use forebay_device::cuda::{CudaDevice, Event, Stream};
 use forebay_device::{Device, Slot};
-use forebay_error::Result;
+use forebay_error::{Code, Result};
 
-use super::scatter::{self, GpuScatter};
+use super::scatter;
 use crate::plan::{GAP_BYTES, Piece};
+use crate::pump::Loaded;
 use crate::queue::Work;
 use crate::report::Path;
 use crate::route::{Cold, Known, Refused, refuse};
@@ -22,16 +21,38 @@ use crate::source::{DirectFile, LocalFile, RangeSource, read_exact_at};
 
 /// Works until nothing is left.
 pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
+    let host = !shared.engine.device().is_gpu();
+    while let Some(work) = shared.queue.take_copy() {
+        let Some((index, piece, way)) = way_of(shared, work)? else { continue };
+        if host && way.direct.is_none() && is_read_in_place(shared, piece) {
+            read_in_place(shared, piece)?;
+            shared.finish_piece(index, way.path)?;
+            continue;
+        }
+        let mut slot = match shared.slots.take(shared.engine.arena()?, &|| shared.is_over()) {
+            Ok(slot) => slot,
+            Err(error) if error.code() == Code::Cancelled => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let head = read_staged(shared, piece, way, &mut slot)?;
+        deliver(shared, Loaded { slot, piece: index, head, path: way.path })?;
+    }
+    Ok(())
+}
+
+/// From a filled slot to the targets: by the pump to a GPU, here and now to the host.
+pub(crate) fn deliver(shared: &Shared, loaded: Loaded) -> Result<()> {
     match shared.engine.device() {
-        Device::Host => run_host(shared),
-        Device::Cuda(gpu) => {
-            let mut worker = GpuWorker::new(shared, gpu)?;
-            let result = worker.work();
-            // The GPU is done with the slots before they go back.
-            let settled = worker.settle_all();
-            result.and(settled)
+        Device::Cuda(_) => shared.queue.push_loaded(loaded),
+        Device::Host => {
+            let piece = shared.piece(loaded.piece)?;
+            // SAFETY: the slot holds the piece from `head` on.
+            unsafe { scatter::to_host(shared, piece, loaded.slot.address() + loaded.head)? };
+            shared.slots.put(loaded.slot);
+            shared.finish_piece(loaded.piece, loaded.path)?;
         }
     }
+    Ok(())
 }
 
 /// Whether the page cache holds the pieces' whole range.
@@ -161,31 +182,6 @@ pub(crate) fn refuse_direct(shared: &Shared, piece: &Piece) -> Result<()> {
     Ok(())
 }
 
-fn run_host(shared: &Arc<Shared>) -> Result<()> {
-    let mut slot = None;
-    while let Some(work) = shared.queue.take_copy(true) {
-        let Some((index, piece, way)) = way_of(shared, work)? else { continue };
-        if way.direct.is_none() && is_read_in_place(shared, piece) {
-            read_in_place(shared, piece)?;
-        } else {
-            let slot = match &mut slot {
-                Some(slot) => slot,
-                None => slot.insert(one_slot(shared)?),
-            };
-            let head = read_staged(shared, piece, way, slot)?;
-            // SAFETY: the slot holds the piece from `head` on.
-            unsafe { scatter::to_host(shared, piece, slot.address() + head)? };
-        }
-        shared.finish_piece(index, way.path)?;
-    }
-    Ok(())
-}
-
-fn one_slot(shared: &Shared) -> Result<Slot> {
-    let mut slots = shared.engine.arena()?.acquire(1, &|| shared.is_stopped())?;
-    slots.pop().ok_or_else(|| internal("arena gave no slot"))
-}
-
 /// Whether every run is long enough to be read by itself, straight into its target.
 fn is_read_in_place(shared: &Shared, piece: &Piece) -> bool {
     let long = |run: u64, rows: u64| rows == 1 || run >= GAP_BYTES;
@@ -205,123 +201,6 @@ fn read_in_place(shared: &Shared, piece: &Piece) -> Result<()> {
             let into = unsafe { std::slice::from_raw_parts_mut(to, part.run as usize) };
             read_exact_at(source, into, part.from + row * part.from_stride)?;
         }
-    }
-    Ok(())
-}
-
-/// A slot and the copy that it is busy with.
-struct Lane {
-    slot: Slot,
-    done: Event,
-    busy: Option<(u32, Path)>,
-}
-
-struct GpuWorker<'a> {
-    shared: &'a Arc<Shared>,
-    stream: Stream,
-    fences_seen: usize,
-    lanes: Vec<Lane>,
-    next: usize,
-}
-
-impl<'a> GpuWorker<'a> {
-    fn new(shared: &'a Arc<Shared>, gpu: &Arc<CudaDevice>) -> Result<Self> {
-        let stream = Stream::new(gpu)?;
-        let wanted = shared.engine.config().tuning.slots_per_worker.max(1);
-        Ok(Self { shared, stream, fences_seen: 0, lanes: Vec::with_capacity(wanted), next: 0 })
-    }
-
-    fn work(&mut self) -> Result<()> {
-        loop {
-            let mut work = self.shared.queue.take_copy(false);
-            if work.is_none() {
-                // Finished tensors are not held back by an empty queue.
-                self.settle_all()?;
-                work = self.shared.queue.take_copy(true);
-            }
-            let Some(work) = work else { return Ok(()) };
-            let Some((index, piece, way)) = way_of(self.shared, work)? else { continue };
-            self.move_piece(index, piece, way)?;
-        }
-    }
-
-    fn move_piece(&mut self, index: u32, piece: &Piece, way: Way<'_>) -> Result<()> {
-        let shared = self.shared;
-        let lane = self.free_lane()?;
-        let head = read_staged(shared, piece, way, &mut lane.slot)?;
-        let base = lane.slot.address() + head;
-        let lane_index = self.next;
-        shared.wait_fences(&self.stream, &mut self.fences_seen)?;
-        let Some(lane) = self.lanes.get_mut(lane_index) else {
-            return Err(internal("no lane"));
-        };
-        // Busy from the first queued copy on, so that an error cannot free the slot under it.
-        lane.busy = Some((index, way.path));
-        let mut scatter = GpuScatter::new(&self.stream, u64::MAX);
-        let mut queue_all = || {
-            for op in shared.plan.ops_of(piece) {
-                let from = base + op.staged as usize;
-                // SAFETY: the rows lie in the slot, which is pinned and stays ours until `done` has come.
-                unsafe { scatter.add(shared, &op.part, from, op.staged_stride)? };
-            }
-            scatter.flush()?;
-            lane.done.record(&self.stream)
-        };
-        if let Err(error) = queue_all() {
-            lane.busy = None;
-            self.stream.synchronize()?;
-            return Err(error);
-        }
-        self.next = (self.next + 1) % self.lanes.capacity().max(1);
-        Ok(())
-    }
-
-    /// The next lane, its former copy done. Lanes are made as they are first needed: a small model needs one.
-    fn free_lane(&mut self) -> Result<&mut Lane> {
-        let shared = self.shared;
-        if self.next >= self.lanes.len() {
-            let may_wait = self.lanes.is_empty();
-            let slots = shared.engine.arena()?.acquire(1, &|| !may_wait || shared.is_stopped());
-            match slots {
-                Ok(slots) => {
-                    for slot in slots {
-                        let done = Event::new(gpu_of(shared)?)?;
-                        self.lanes.push(Lane { slot, done, busy: None });
-                    }
-                    self.next = self.lanes.len() - 1;
-                }
-                // The arena is all out: go on with the lanes that there are.
-                Err(_) if !may_wait => self.next = 0,
-                Err(error) => return Err(error),
-            }
-        }
-        let next = self.next;
-        let lane = self.lanes.get_mut(next).ok_or_else(|| internal("no lane"))?;
-        settle(shared, lane)?;
-        Ok(lane)
-    }
-
-    fn settle_all(&mut self) -> Result<()> {
-        let mut result = Ok(());
-        for lane in &mut self.lanes {
-            result = result.and(settle(self.shared, lane));
-        }
-        result
-    }
-}
-
-fn gpu_of(shared: &Shared) -> Result<&Arc<CudaDevice>> {
-    match shared.engine.device() {
-        Device::Cuda(gpu) => Ok(gpu),
-        Device::Host => Err(internal("no GPU")),
-    }
-}
-
-/// Waits for a lane's copy and counts its piece.
-fn settle(shared: &Shared, lane: &mut Lane) -> Result<()> {
-    if let Some((index, path)) = lane.busy.take() {
-        lane.done.wait()?;
-        shared.finish_piece(index, path)?;
     }
     Ok(())
 }

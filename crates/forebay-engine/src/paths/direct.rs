@@ -1,23 +1,21 @@
-//! Direct reads through io_uring. **unsafe**: it hands staging memory to the kernel and queues copies to a GPU.
+//! Direct reads through io_uring. **unsafe**: it hands staging memory to the kernel.
 //!
-//! One thread keeps a deep queue of reads into its staging slots. A read that completes is queued to the GPU at once
-//! (or copied to its host target), and its slot takes the next read when that is done. The buffers belong to the slots
-//! held here, from submission to completion, whatever becomes of the load: a cancelled load's reads are waited for
-//! before a slot goes back.
+//! One thread keeps a deep queue of reads into its staging slots. A slot whose read has completed goes to its targets
+//! (for a GPU by the pump), and a free slot takes the next read. A slot belongs to its lane from submission to
+//! completion, whatever becomes of the load: a cancelled load's reads are waited for before a slot goes back.
 //!
-//! The ring's fixed buffers save the kernel pinning 4 MiB for each read; where the limit on locked memory (8 MiB is
-//! common) forbids them, plain reads do the same.
+//! Reads are plain, not from fixed buffers: pinning 4 MiB of huge pages for a read takes microseconds beside the 600
+//! that a fast drive needs for it, and fixed buffers would count against the limit on locked memory (often 8 MiB).
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use forebay_device::cuda::{CudaDevice, Event, Stream};
-use forebay_device::{Device, Slot};
-use forebay_error::{Error, Result};
+use forebay_device::Slot;
+use forebay_error::{Code, Error, Result};
 use io_uring::{IoUring, opcode, types};
 
-use super::copy::refuse_direct;
-use super::scatter::{self, GpuScatter};
+use super::copy::{deliver, refuse_direct};
+use crate::pump::Loaded;
 use crate::report::Path;
 use crate::route::{Cold, Refused, refuse};
 use crate::shared::{Shared, internal};
@@ -26,39 +24,17 @@ use crate::source::{DirectFile, read_exact_at};
 /// How long the ring is waited for before the worker looks whether it is to stop.
 const WAIT_MS: u32 = 100;
 
-/// What a lane is busy with.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    Free,
-    /// The kernel writes to the slot.
-    Reading {
-        piece: u32,
-    },
-    /// The GPU reads from the slot.
-    Copying {
-        piece: u32,
-    },
-}
-
-struct Lane {
+/// A read under way: the kernel writes to the slot.
+struct Reading {
     slot: Slot,
-    done: Option<Event>,
-    state: State,
-}
-
-/// The GPU's side of the worker.
-struct Gpu<'a> {
-    device: &'a Arc<CudaDevice>,
-    stream: Stream,
-    fences_seen: usize,
+    piece: u32,
 }
 
 struct Worker<'a> {
     shared: &'a Arc<Shared>,
     ring: IoUring,
-    lanes: Vec<Lane>,
-    fixed: bool,
-    gpu: Option<Gpu<'a>>,
+    /// By the number that the completion carries.
+    lanes: Vec<Option<Reading>>,
 }
 
 /// Works until nothing is left. The ring is made when the first cold piece comes.
@@ -73,7 +49,8 @@ pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
             return Ok(());
         }
     };
-    let mut worker = Worker::new(shared, ring, depth)?;
+    let lanes = (0..depth).map(|_| None).collect();
+    let mut worker = Worker { shared, ring, lanes };
     let result = worker.work();
     let settled = worker.settle();
     result.and(settled)
@@ -90,96 +67,74 @@ fn hand_over(shared: &Shared, error: &std::io::Error) {
     shared.queue.serve_cold_by_threads();
 }
 
-impl<'a> Worker<'a> {
-    fn new(shared: &'a Arc<Shared>, ring: IoUring, depth: usize) -> Result<Self> {
-        let gpu = match shared.engine.device() {
-            Device::Host => None,
-            Device::Cuda(device) => {
-                Some(Gpu { device, stream: Stream::new(device)?, fences_seen: 0 })
-            }
-        };
-        let slots = shared.engine.arena()?.acquire(depth, &|| shared.is_stopped())?;
-        let buffers: Vec<_> = slots
-            .iter()
-            .map(|slot| libc::iovec { iov_base: slot.address() as *mut _, iov_len: slot.len() })
-            .collect();
-        // SAFETY: the slots are mapped, and held by `lanes` for longer than the ring lives (field order).
-        let fixed = match unsafe { ring.submitter().register_buffers(&buffers) } {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::debug!(%error, "no fixed buffers");
-                false
-            }
-        };
-        let mut lanes = Vec::with_capacity(slots.len());
-        for slot in slots {
-            let done = gpu.as_ref().map(|gpu| Event::new(gpu.device)).transpose()?;
-            lanes.push(Lane { slot, done, state: State::Free });
-        }
-        Ok(Self { shared, ring, lanes, fixed, gpu })
-    }
-
+impl Worker<'_> {
     fn work(&mut self) -> Result<()> {
-        while !self.shared.is_stopped() {
-            self.land_copies(false)?;
+        while !self.shared.is_over() {
             self.fill()?;
-            if self.any(|state| matches!(state, State::Reading { .. })) {
+            if self.reading() > 0 {
                 self.reap()?;
-            } else if self.any(|state| matches!(state, State::Copying { .. })) {
-                self.land_copies(true)?;
-            } else {
-                // Nothing in flight: sleep until there is something, or nothing ever again.
-                let Some(piece) = self.shared.queue.take_cold(true) else { return Ok(()) };
-                self.submit(piece)?;
             }
         }
         Ok(())
     }
 
-    fn any(&self, test: impl Fn(State) -> bool) -> bool {
-        self.lanes.iter().any(|lane| test(lane.state))
+    fn reading(&self) -> usize {
+        self.lanes.iter().filter(|lane| lane.is_some()).count()
     }
 
-    /// Gives each free lane a piece.
+    /// Gives each free lane a piece and a slot. Sleeps only while nothing is being read.
     fn fill(&mut self) -> Result<()> {
-        while self.any(|state| state == State::Free) {
-            let Some(piece) = self.shared.queue.take_cold(false) else { break };
-            self.submit(piece)?;
+        let shared = self.shared;
+        while self.reading() < self.lanes.len() {
+            let idle = self.reading() == 0;
+            let Some(piece) = shared.queue.take_cold(idle) else { break };
+            let arena = shared.engine.arena()?;
+            let slot = if idle {
+                shared.slots.take(arena, &|| shared.is_over()).map(Some)
+            } else {
+                shared.slots.try_take(arena)
+            };
+            match slot {
+                Ok(Some(slot)) => self.submit(piece, slot)?,
+                Ok(None) => {
+                    shared.queue.push_cold(&[piece]);
+                    break;
+                }
+                Err(error) if error.code() == Code::Cancelled => {
+                    shared.queue.push_cold(&[piece]);
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
 
-    fn submit(&mut self, index: u32) -> Result<()> {
+    fn submit(&mut self, index: u32, slot: Slot) -> Result<()> {
         let shared = self.shared;
         let piece = shared.piece(index)?;
         let Some(direct) = direct_of(shared, piece.object)? else {
             refuse_direct(shared, piece)?;
+            shared.slots.put(slot);
             shared.queue.leave_to_copy(&[index]);
             return Ok(());
         };
-        let free = self.lanes.iter().position(|lane| lane.state == State::Free);
-        let Some(number) = free else {
-            shared.queue.push_cold(&[index]);
-            return Ok(());
-        };
+        let free = self.lanes.iter_mut().enumerate().find(|(_, lane)| lane.is_none());
+        let Some((number, lane)) = free else { return Err(internal("no free lane")) };
         let (start, _, len) = aligned(direct, piece.offset, piece.len);
-        let Some(lane) = self.lanes.get_mut(number) else { return Err(internal("no lane")) };
-        if len > lane.slot.len() {
+        if len > slot.len() {
             return Err(internal("direct read leaves its slot"));
         }
         let fd = types::Fd(direct.file.as_raw_fd());
-        let address = lane.slot.address() as *mut u8;
-        let entry = if self.fixed {
-            opcode::ReadFixed::new(fd, address, len as u32, number as u16).offset(start).build()
-        } else {
-            opcode::Read::new(fd, address, len as u32).offset(start).build()
-        };
-        lane.state = State::Reading { piece: index };
-        let entry = entry.user_data(number as u64);
-        // SAFETY: the slot is as long as the read and belongs to its lane until the completion is reaped; the file is
+        let entry = opcode::Read::new(fd, slot.address() as *mut u8, len as u32)
+            .offset(start)
+            .build()
+            .user_data(number as u64);
+        *lane = Some(Reading { slot, piece: index });
+        // SAFETY: the slot is as long as the read and stays in its lane until the completion is reaped; the file is
         // kept open by the load's sources.
         if unsafe { self.ring.submission().push(&entry) }.is_err() {
-            lane.state = State::Free;
+            *lane = None;
             return Err(internal("submission queue is full"));
         }
         loop {
@@ -211,11 +166,10 @@ impl<'a> Worker<'a> {
 
     fn complete(&mut self, number: usize, outcome: i32) -> Result<()> {
         let shared = self.shared;
-        let Some(lane) = self.lanes.get_mut(number) else { return Err(internal("no lane")) };
-        let State::Reading { piece: index } = lane.state else {
+        let reading = self.lanes.get_mut(number).and_then(Option::take);
+        let Some(Reading { mut slot, piece: index }) = reading else {
             return Err(internal("completion of an idle lane"));
         };
-        lane.state = State::Free;
         let piece = shared.piece(index)?;
         let source = shared.source(piece.object)?.as_ref();
         let Some(direct) = direct_of(shared, piece.object)? else {
@@ -223,6 +177,7 @@ impl<'a> Worker<'a> {
         };
         let (start, head, _) = aligned(direct, piece.offset, piece.len);
         if outcome < 0 {
+            shared.slots.put(slot);
             let error = std::io::Error::from_raw_os_error(-outcome);
             if is_busy(&error) {
                 shared.queue.push_cold(&[index]);
@@ -239,70 +194,26 @@ impl<'a> Worker<'a> {
         let wanted = head + piece.len as usize;
         let got = (outcome as usize).max(head);
         if got < wanted
-            && let Some(rest) = lane.slot.bytes_mut(wanted).get_mut(got..)
+            && let Some(rest) = slot.bytes_mut(wanted).get_mut(got..)
         {
             // Short: the rest through the page cache, which also finds an early end.
             read_exact_at(source, rest, start + got as u64)?;
         }
-        self.deliver(number, index, head)
+        deliver(shared, Loaded { slot, piece: index, head, path: Path::Direct })
     }
 
-    /// From the slot to the targets.
-    fn deliver(&mut self, number: usize, index: u32, head: usize) -> Result<()> {
-        let shared = self.shared;
-        let piece = shared.piece(index)?;
-        let Some(lane) = self.lanes.get_mut(number) else { return Err(internal("no lane")) };
-        let base = lane.slot.address() + head;
-        let (Some(gpu), Some(done)) = (&mut self.gpu, &lane.done) else {
-            // SAFETY: the slot holds the piece from `head` on.
-            unsafe { scatter::to_host(shared, piece, base)? };
-            return shared.finish_piece(index, Path::Direct);
-        };
-        shared.wait_fences(&gpu.stream, &mut gpu.fences_seen)?;
-        lane.state = State::Copying { piece: index };
-        let mut scatter = GpuScatter::new(&gpu.stream, u64::MAX);
-        for op in shared.plan.ops_of(piece) {
-            let from = base + op.staged as usize;
-            // SAFETY: the rows lie in the slot, which is pinned and stays this lane's until `done` has come.
-            unsafe { scatter.add(shared, &op.part, from, op.staged_stride)? };
-        }
-        scatter.flush()?;
-        done.record(&gpu.stream)
-    }
-
-    /// Frees the lanes whose copies are done; `wait`s for one.
-    fn land_copies(&mut self, wait: bool) -> Result<()> {
-        let mut waited = !wait;
-        for lane in &mut self.lanes {
-            let (State::Copying { piece }, Some(done)) = (lane.state, &lane.done) else { continue };
-            if !waited {
-                done.wait()?;
-                waited = true;
-            } else if !done.is_done()? {
-                continue;
-            }
-            lane.state = State::Free;
-            self.shared.finish_piece(piece, Path::Direct)?;
-        }
-        Ok(())
-    }
-
-    /// Waits until neither kernel nor GPU uses a slot. Blocks for as long as the kernel takes; a cancelled load does
+    /// Waits until the kernel writes to no slot any more. Blocks for as long as the kernel takes; a cancelled load does
     /// not wait for this thread longer than its second.
     fn settle(&mut self) -> Result<()> {
         let mut result = Ok(());
-        while self.any(|state| matches!(state, State::Reading { .. })) {
-            let before = result.is_ok();
-            result = result.and(self.reap());
-            if !before && result.is_err() && self.shared.is_stopped() {
-                // Errors of reads that nobody wants any more.
-                continue;
+        while self.reading() > 0 {
+            // Errors of reads that nobody wants any more do not matter.
+            let reaped = self.reap();
+            if !self.shared.is_over() {
+                result = result.and(reaped);
             }
         }
-        if let Some(gpu) = &self.gpu {
-            result = result.and(gpu.stream.synchronize());
-        }
-        result.and(self.land_copies(false))
+        result
     }
 }
 

@@ -1,7 +1,6 @@
-//! The ways that bytes go, one file each.
+//! The ways that bytes go from storage to staging memory or host targets.
 
 pub(crate) mod copy;
 pub(crate) mod direct;
-pub(crate) mod dma;
-mod mapping;
-mod scatter;
+pub(crate) mod mapping;
+pub(crate) mod scatter;

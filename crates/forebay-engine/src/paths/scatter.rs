@@ -17,16 +17,15 @@ struct Run {
 }
 
 /// Queues copies to a GPU, joining neighbours: twenty thousand small tensors that a framework's allocator laid side by
-/// side then go in megabytes, not in 64 KiB each (2.8 us a call). A joined copy is cut at `most` bytes.
+/// side then go in megabytes, not in 64 KiB each (2.8 us a call).
 pub(crate) struct GpuScatter<'a> {
     stream: &'a Stream,
-    most: u64,
     run: Option<Run>,
 }
 
 impl<'a> GpuScatter<'a> {
-    pub(crate) fn new(stream: &'a Stream, most: u64) -> Self {
-        Self { stream, most, run: None }
+    pub(crate) fn new(stream: &'a Stream) -> Self {
+        Self { stream, run: None }
     }
 
     /// Queues one part, whose first run lies at `from` and whose runs are `from_stride` bytes apart.
@@ -63,17 +62,6 @@ impl<'a> GpuScatter<'a> {
             self.flush()?;
             self.run = Some(Run { from, to, len: part.run });
         }
-        while let Some(run) = &mut self.run
-            && run.len >= self.most
-        {
-            let first = Run { len: self.most, ..*run };
-            *run = Run {
-                from: run.from + self.most as usize,
-                to: run.to + self.most,
-                len: run.len - self.most,
-            };
-            self.queue(first)?;
-        }
         Ok(())
     }
 
@@ -91,7 +79,7 @@ impl<'a> GpuScatter<'a> {
     }
 }
 
-/// Copies a staged piece to host targets. `staged` is where the piece's first byte lies.
+/// Copies a staged piece to its host targets. `staged` is where the piece's first byte lies.
 ///
 /// # Safety
 /// `staged` holds the piece; the targets are valid by the contract of `Session::provide`.

@@ -1,6 +1,7 @@
 //! Files, plans and targets for the tests of the engine. **unsafe**: targets are provided by address.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,0 +1,126 @@
+//! The staging slots of one load.
+//!
+//! Readers take a slot, fill it and hand it on with the piece; it comes back here when the bytes are in their targets.
+//! A load takes slots from the arena one by one, as it first needs them and up to its limit, so a small model pins
+//! 4 MiB and two loads side by side can share a small arena. They go back to the arena with the load.
+
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use forebay_device::{Arena, Slot};
+use forebay_error::{Code, Error, Result};
+
+use crate::shared::lock;
+
+/// Slots that wait for a reader.
+pub(crate) struct Slots {
+    state: Mutex<State>,
+    returned: Condvar,
+    limit: usize,
+}
+
+#[derive(Default)]
+struct State {
+    free: Vec<Slot>,
+    /// Taken from the arena so far, free or not.
+    held: usize,
+}
+
+impl Slots {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { state: Mutex::default(), returned: Condvar::new(), limit: limit.max(1) }
+    }
+
+    /// Takes a slot; waits for one that comes back when the limit is reached.
+    ///
+    /// Errors: `cancelled` once `give_up` says so; what the arena says.
+    pub(crate) fn take(&self, arena: &Arc<Arena>, give_up: &dyn Fn() -> bool) -> Result<Slot> {
+        loop {
+            if let Some(slot) = self.take_free_or_fresh(arena, give_up)? {
+                return Ok(slot);
+            }
+            let state = lock(&self.state);
+            if state.free.is_empty() {
+                let wait = self.returned.wait_timeout(state, Duration::from_millis(50));
+                drop(wait);
+            }
+            if give_up() {
+                return Err(Error::new(Code::Cancelled, "cancelled while waiting for a slot"));
+            }
+        }
+    }
+
+    /// Takes a slot if one is free, or may be taken from the arena at once.
+    pub(crate) fn try_take(&self, arena: &Arc<Arena>) -> Result<Option<Slot>> {
+        self.take_free_or_fresh(arena, &|| true)
+    }
+
+    /// Gives a slot back.
+    pub(crate) fn put(&self, slot: Slot) {
+        lock(&self.state).free.push(slot);
+        self.returned.notify_one();
+    }
+
+    fn take_free_or_fresh(
+        &self,
+        arena: &Arc<Arena>,
+        give_up: &dyn Fn() -> bool,
+    ) -> Result<Option<Slot>> {
+        let first = {
+            let mut state = lock(&self.state);
+            if let Some(slot) = state.free.pop() {
+                return Ok(Some(slot));
+            }
+            if state.held >= self.limit {
+                return Ok(None);
+            }
+            state.held += 1;
+            state.held == 1
+        };
+        // Outside the lock: pinning fresh memory takes a millisecond, and readers do it side by side. Only the first
+        // slot is worth waiting for when the arena is all out; with one, the load goes on.
+        let taken = arena.acquire(1, &|| !first || give_up());
+        match taken.map(|mut slots| slots.pop()) {
+            Ok(Some(slot)) => Ok(Some(slot)),
+            other => {
+                lock(&self.state).held -= 1;
+                match other {
+                    Err(error) if first || error.code() != Code::Cancelled => Err(error),
+                    _ => Ok(None),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_device::{ArenaConfig, Device};
+
+    use super::*;
+
+    fn arena() -> Arc<Arena> {
+        let config = ArenaConfig { size_bytes: 4 << 20, slot_bytes: 1 << 20 };
+        Arena::new(&Device::Host, &config).unwrap()
+    }
+
+    #[test]
+    fn a_load_takes_no_more_than_its_limit() {
+        let (arena, slots) = (arena(), Slots::new(2));
+        let first = slots.take(&arena, &|| false).unwrap();
+        let second = slots.take(&arena, &|| false).unwrap();
+        assert!(slots.try_take(&arena).unwrap().is_none());
+        slots.put(first);
+        assert!(slots.try_take(&arena).unwrap().is_some());
+        drop(second);
+    }
+
+    #[test]
+    fn two_loads_share_an_arena_that_is_too_small_for_both() {
+        let (arena, one, other) = (arena(), Slots::new(8), Slots::new(8));
+        let taken: Vec<_> = (0..3).map(|_| one.take(&arena, &|| false).unwrap()).collect();
+        assert_eq!(other.try_take(&arena).err().unwrap().code(), Code::Cancelled);
+        drop(taken);
+        assert!(other.try_take(&arena).unwrap().is_some());
+    }
+}

@@ -119,8 +119,8 @@ def lacks(framework: str, name: str, *hints: str) -> Error:
     return make("unsupported", f"{framework} has no dtype for {name}", None, [*hints, raw])
 
 
-def stored_shape(shape: Shape, name: str, elements: int) -> Shape:
-    """The shape that a framework shows for a tensor of the format; `elements` as `Framework.dtype` gives it."""
+def stored_shape(shape: Shape, name: str, elements: int, tensor: str) -> Shape:
+    """The shape that a framework shows for a tensor of dtype `name`; `elements` as `Framework.dtype` gives it."""
     if elements == 1:
         return shape
     bits = BITS[name]
@@ -132,8 +132,8 @@ def stored_shape(shape: Shape, name: str, elements: int) -> Shape:
         for side in shape:
             count *= side
         return (count * bits // 8,)
-    what = f"rows of {last} elements of {name} are not whole bytes, and tensors of two in a byte need that"
-    raise make("unsupported", what, None, ["pass raw=True to get the bytes"])
+    what = f"rows of {last} elements of {name} are not whole bytes, which tensors of them need"
+    raise make("unsupported", what, f"tensor `{tensor}`", ["pass raw=True to get the bytes"])
 
 
 class Torch:
@@ -173,15 +173,19 @@ class Torch:
         return value
 
     def empty(self, shape: Shape, dtype: FrameworkDtype) -> Tensor:
+        if 0 in shape:
+            # The strides of [0, 2^62, 2^62] overflow; reshaping does not mind.
+            return self.torch.empty(0, dtype=dtype, device=self.device).reshape(shape)
         return self.torch.empty(shape, dtype=dtype, device=self.device)
 
     def empty_many(
         self, shapes: Sequence[Shape], dtypes: Sequence[FrameworkDtype]
     ) -> tuple[list[Tensor], list[int]]:
         empty, device = self.torch.empty, self.device
+        pairs = zip(shapes, dtypes, strict=True)
         tensors = [
-            empty(shape, dtype=dtype, device=device)
-            for shape, dtype in zip(shapes, dtypes, strict=True)
+            empty(shape, dtype=dtype, device=device) if 0 not in shape else self.empty(shape, dtype)
+            for shape, dtype in pairs
         ]
         return tensors, [tensor.data_ptr() for tensor in tensors]
 

@@ -178,7 +178,13 @@ class SafeOpen:
         session = start(catalog, running, wants, self._options)
         self._running.add(session)
         try:
-            arriving = stream(session, self._place.framework, layout, max_bytes, self._check_open)
+
+            def check() -> None:
+                self._open()
+                # Raises in the child of a fork, also where the next tensor has arrived already.
+                session.done()
+
+            arriving = stream(session, self._place.framework, layout, max_bytes, check)
             for target, tensor in arriving:
                 yield catalog.entries[wants[target][0]].name, tensor
                 del tensor
@@ -188,9 +194,6 @@ class SafeOpen:
             # A cancelled session says so; that it was closed is the better answer.
             self._open()
             raise
-
-    def _check_open(self) -> None:
-        self._open()
 
     def _read(self, catalog: Catalog, wants: Sequence[Want] | None) -> list[Tensor]:
         layout = Layout(catalog, self._place.framework, wants, self._raw)
@@ -354,9 +357,10 @@ def _cuts_of(items: tuple[Any, ...], shape: Shape) -> tuple[list[_Cut], list[Any
         elif isinstance(item, slice):
             positions = range(*item.indices(shape[len(cuts)]))
             step = positions.step if len(positions) > 1 else 1
-            size = positions[-1] - positions[0] + 1 if positions else 0
+            first, last = (min(positions), max(positions)) if positions else (0, -1)
+            # numpy takes negative steps: the box is the same, and is walked from its end.
             left = slice(None) if step == 1 else slice(None, None, step)
-            cuts.append((positions.start if positions else 0, size, left, step))
+            cuts.append((first, last - first + 1, left, step))
             rest.append(left)
         else:
             at = as_int(item)
@@ -371,7 +375,7 @@ def _rows_of(items: tuple[Any, ...], shape: Shape) -> list[int] | None:
     """The rows of an index that is one list of rows and nothing else."""
     if not shape or not items:
         return None
-    if not all(item is ... or item == slice(None) for item in items[1:]):
+    if not all(item is ... or (isinstance(item, slice) and item == slice(None)) for item in items[1:]):
         return None
     rows = items[0]
     if hasattr(rows, "tolist") and getattr(rows, "ndim", 0) == 1:

@@ -17,7 +17,7 @@ from typing import Any
 
 from forebay import _native
 from forebay._catalog import Catalog
-from forebay._errors import Error
+from forebay._errors import Error, make
 from forebay._frameworks import Framework, FrameworkDtype, Shape, Tensor, stored_shape
 from forebay._options import Options
 from forebay._select import Region
@@ -57,10 +57,16 @@ class Layout:
                     part *= cut
                 size = size * part // whole if whole else 0
                 shape = tuple(region[1])
-            if kind[1] != 1:
-                shape = stored_shape(shape, entry.dtype, kind[1])
+            dtype = kind[0]
+            if kind[1] == 2 and raw and shape and shape[-1] % 2:
+                # Rows of half bytes: all that is left is the bytes.
+                dtype, shape = framework.dtype("U8", False)[0], (size,)
+            elif kind[1] != 1:
+                shape = stored_shape(shape, entry.dtype, kind[1], entry.name)
+            if size == 0 and framework.name == "numpy":
+                _check_holdable(shape, entry.name)
             self.shapes.append(shape)
-            self.dtypes.append(kind[0])
+            self.dtypes.append(dtype)
             self.bytes.append(size)
 
     def __len__(self) -> int:
@@ -74,6 +80,16 @@ def _dtype_of(framework: Framework, dtype: str, raw: bool, name: str) -> tuple[A
         where = f"tensor `{name}`"
         causes = (error.causes, error._errno)
         raise type(error)(error.code, error.what, where, error.hints, *causes) from error.__cause__
+
+
+def _check_holdable(shape: Shape, name: str) -> None:
+    """Zero elements fit any file, but numpy counts the other sides all the same."""
+    reach = 8
+    for side in shape:
+        reach *= max(side, 1)
+    if reach >= 1 << 63:
+        what = f"shape {list(shape)} is beyond what numpy can hold"
+        raise make("unsupported", what, f"tensor `{name}`", ["leave it out with names="])
 
 
 def start(

@@ -1,6 +1,6 @@
 //! Saves under way. **unsafe**: [`Save::write`] reads from addresses that Python gave.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -71,6 +71,11 @@ impl Save {
         let specs = specs_of(tensors)?;
         let open = interruptible(py, move |_| {
             let plan = layout(&specs, metadata.as_deref())?;
+            if let Some(folder) = path.parent() {
+                let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+                // What killed processes left; a folder that cannot be listed may still be written to.
+                let _ = forebay_format::clean_stale_temps(folder);
+            }
             let file = AtomicFile::create(&path)?;
             file.preallocate(plan.total)?;
             let written = file.file().write_all_at(&plan.header, 0);

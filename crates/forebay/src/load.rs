@@ -131,6 +131,8 @@ impl Job {
         targets: &Arc<Targets>,
         mut look: impl FnMut(&Session) -> Result<()>,
     ) -> Result<Run> {
+        // Loads shorter than a tick never look around below.
+        interrupt::check()?;
         let cpu = process_cpu_seconds();
         let session =
             self.engine.start(self.plan.clone(), self.sources.clone(), options.clone())?;

@@ -2,7 +2,7 @@
 //! list of settings is one line of the result; all lines are run in turn, round by round, so that drift hits all alike.
 //! **unsafe**: targets are provided by address.
 //!
-//! Keys: `threads path cache piece_mib slots batch_mib ahead_mib tmpfs depth arena_mib window_mib`.
+//! Keys: `threads path cache piece_mib slots readers batch_mib ahead_mib tmpfs depth arena_mib window_mib`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -40,7 +40,8 @@ fn parse(device: &Device, text: &str) -> Result<Line> {
             "piece_mib" => config.piece_bytes = (number as u64) << 20,
             "arena_mib" => config.arena_bytes = number << 20,
             "window_mib" => config.dma_window_bytes = (number as u64) << 20,
-            "slots" => config.tuning.slots_per_worker = number,
+            "slots" => config.tuning.slots_ahead = number,
+            "readers" => config.tuning.readers_beside_dma = number,
             "batch_mib" => config.tuning.dma_batch_bytes = (number as u64) << 20,
             "ahead_mib" => config.tuning.dma_ahead_bytes = (number as u64) << 20,
             "tmpfs" => config.tuning.dma_on_tmpfs = number != 0,

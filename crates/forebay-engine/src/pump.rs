@@ -43,7 +43,7 @@ use crate::shared::{Shared, internal};
 use crate::source::LocalFile;
 
 /// How long the pump sleeps while copies are in flight: they take 76 us for 4 MiB, and readers have other slots.
-const FLIGHT_NAP: Duration = Duration::from_micros(100);
+const FLIGHT_NAP: Duration = Duration::from_micros(50);
 
 /// How long it sleeps with nothing in flight; readers wake it.
 const IDLE_NAP: Duration = Duration::from_millis(200);

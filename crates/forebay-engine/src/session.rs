@@ -67,7 +67,7 @@ impl Session {
                 route::decide(source.as_ref(), device, &options, tuning, registered_limit, &tally)
             })
             .collect();
-        let slots = threads * tuning.slots_per_worker + tuning.direct_depth;
+        let slots = threads + tuning.slots_ahead;
         let shared = Arc::new(Shared::new(engine, plan, sources, routes, options, tally, slots));
         worker::spawn_all(&shared, threads, registered_limit)?;
         Ok(Self {

@@ -4,6 +4,7 @@
 //! A load takes slots from the arena one by one, as it first needs them and up to its limit, so a small model pins
 //! 4 MiB and two loads side by side can share a small arena. They go back to the arena with the load.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::shared::lock;
 pub(crate) struct Slots {
     state: Mutex<State>,
     returned: Condvar,
-    limit: usize,
+    limit: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -28,7 +29,11 @@ struct State {
 
 impl Slots {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { state: Mutex::default(), returned: Condvar::new(), limit: limit.max(1) }
+        Self {
+            state: Mutex::default(),
+            returned: Condvar::new(),
+            limit: AtomicUsize::new(limit.max(1)),
+        }
     }
 
     /// Takes a slot; waits for one that comes back when the limit is reached.
@@ -55,6 +60,11 @@ impl Slots {
         self.take_free_or_fresh(arena, &|| true)
     }
 
+    /// Raises the limit: a direct worker has begun, with so many reads in flight.
+    pub(crate) fn allow(&self, more: usize) {
+        self.limit.fetch_add(more, Ordering::Relaxed);
+    }
+
     /// Gives a slot back.
     pub(crate) fn put(&self, slot: Slot) {
         lock(&self.state).free.push(slot);
@@ -71,7 +81,7 @@ impl Slots {
             if let Some(slot) = state.free.pop() {
                 return Ok(Some(slot));
             }
-            if state.held >= self.limit {
+            if state.held >= self.limit.load(Ordering::Relaxed) {
                 return Ok(None);
             }
             state.held += 1;

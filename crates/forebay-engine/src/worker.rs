@@ -35,8 +35,8 @@ impl Role {
 /// Direct workers of a host load: each copies from staging memory to the targets itself, at 5 to 10 GB/s.
 const HOST_DIRECT_WORKERS_MAX: usize = 4;
 
-/// Starts the workers: `threads` in all, the pump of a GPU among them, the rest readers; and beside them the direct
-/// workers, which sleep as long as nothing is cold.
+/// Starts the workers: `threads` readers, of which the pump counts as one where it does DMA (elsewhere it sleeps most
+/// of the time); and beside them the direct workers, which sleep as long as nothing is cold.
 pub(crate) fn spawn_all(shared: &Arc<Shared>, threads: usize, window_limit: u64) -> Result<()> {
     if shared.plan.pieces().is_empty() {
         return Ok(());
@@ -44,17 +44,20 @@ pub(crate) fn spawn_all(shared: &Arc<Shared>, threads: usize, window_limit: u64)
     let gpu = shared.engine.device().is_gpu();
     let pieces = shared.plan.pieces().len();
     let mut roles = Vec::new();
-    let mut copiers = threads;
+    let mut readers = threads;
     if gpu {
         let dma = shared.routes.iter().any(|route| route.dma);
         if dma {
             shared.queue.dma_begins(threads == 1 || shared.options.path == PathChoice::Dma);
         }
         roles.push(Role::Pump { dma, window_limit });
-        // One at the least: it reads what DMA leaves, and sleeps otherwise.
-        copiers = (threads - 1).max(1);
+        if dma {
+            // One at the least: it reads what DMA leaves, and sleeps otherwise.
+            let most = shared.engine.config().tuning.readers_beside_dma;
+            readers = (threads - 1).min(most).max(1);
+        }
     }
-    roles.extend(std::iter::repeat_n(Role::Copy, copiers.min(pieces)));
+    roles.extend(std::iter::repeat_n(Role::Copy, readers.min(pieces)));
     if shared.routes.iter().any(|route| route.cold() == Cold::Ring) {
         let direct = if gpu { 1 } else { threads.min(HOST_DIRECT_WORKERS_MAX) };
         roles.extend(std::iter::repeat_n(Role::Direct, direct.min(pieces)));

@@ -49,6 +49,7 @@ pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
             return Ok(());
         }
     };
+    shared.slots.allow(depth);
     let lanes = (0..depth).map(|_| None).collect();
     let mut worker = Worker { shared, ring, lanes };
     let result = worker.work();

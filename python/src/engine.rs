@@ -116,11 +116,11 @@ fn config_of(settings: &Bound<'_, PyDict>) -> Result<EngineConfig> {
             "arena_bytes" => config.arena_bytes = value.extract()?,
             "dma_window_bytes" => config.dma_window_bytes = value.extract()?,
             "piece_bytes" => config.piece_bytes = value.extract()?,
-            "slots_per_worker" => tuning.slots_per_worker = value.extract()?,
+            "slots_ahead" => tuning.slots_ahead = value.extract()?,
+            "readers_beside_dma" => tuning.readers_beside_dma = value.extract()?,
             "dma_batch_bytes" => tuning.dma_batch_bytes = value.extract()?,
-            "dma_copy_bytes" => tuning.dma_copy_bytes = value.extract()?,
-            "dma_batches_ahead" => tuning.dma_batches_ahead = value.extract()?,
-            "dma_on_tmpfs" => tuning.dma_on_tmpfs = value.extract()?,
+            "dma_ahead_bytes" => tuning.dma_ahead_bytes = value.extract()?,
+            "dma_on_tmpfs_threads" => tuning.dma_on_tmpfs_threads = value.extract()?,
             "direct_depth" => tuning.direct_depth = value.extract()?,
             _ => {
                 let text = format!("no option is called `{key}`");

@@ -44,7 +44,7 @@ fn parse(device: &Device, text: &str) -> Result<Line> {
             "readers" => config.tuning.readers_beside_dma = number,
             "batch_mib" => config.tuning.dma_batch_bytes = (number as u64) << 20,
             "ahead_mib" => config.tuning.dma_ahead_bytes = (number as u64) << 20,
-            "tmpfs" => config.tuning.dma_on_tmpfs = number != 0,
+            "tmpfs" => config.tuning.dma_on_tmpfs_threads = number,
             "depth" => config.tuning.direct_depth = number,
             _ => return Err(Error::new(Code::Usage, format!("no setting is called `{key}`"))),
         }

@@ -67,6 +67,7 @@ pub(crate) fn decide(
     device: &Device,
     options: &LoadOptions,
     tuning: &Tuning,
+    threads: usize,
     dma_limit: u64,
     tally: &Tally,
 ) -> Route {
@@ -74,7 +75,7 @@ pub(crate) fn decide(
         tally.reason(Path::Buffered, "not a local file");
         return route(Known::Resident, Path::Buffered, false, Cold::Buffered);
     };
-    let dma = match dma_verdict(file, device, options, tuning, dma_limit) {
+    let dma = match dma_verdict(file, device, options, tuning, threads, dma_limit) {
         Ok(reason) => {
             tally.reason(Path::PageCacheDma, reason);
             tally.reason(Path::PageCacheCopy, "resident; readers share the link with DMA");
@@ -111,6 +112,7 @@ fn dma_verdict(
     device: &Device,
     options: &LoadOptions,
     tuning: &Tuning,
+    threads: usize,
     limit: u64,
 ) -> Result<&'static str, String> {
     let Device::Cuda(gpu) = device else { return Err("the host needs no DMA".to_owned()) };
@@ -131,8 +133,8 @@ fn dma_verdict(
         return Err(format!("this file system's pages cannot be registered: {refusal}"));
     }
     let tmpfs = file.profile().kind == FsKind::Tmpfs;
-    if tmpfs && options.path == PathChoice::Auto && !tuning.dma_on_tmpfs {
-        return Err("tmpfs pages register slower than they are copied".to_owned());
+    if tmpfs && options.path == PathChoice::Auto && threads > tuning.dma_on_tmpfs_threads {
+        return Err("tmpfs pages register slower than so many threads copy".to_owned());
     }
     Ok("resident, and the GPU can register it read-only")
 }

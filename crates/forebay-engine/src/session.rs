@@ -63,8 +63,9 @@ impl Session {
         let routes = sources
             .iter()
             .map(|source| {
-                let device = engine.device();
-                route::decide(source.as_ref(), device, &options, tuning, registered_limit, &tally)
+                let (source, device) = (source.as_ref(), engine.device());
+                let limit = registered_limit;
+                route::decide(source, device, &options, tuning, threads, limit, &tally)
             })
             .collect();
         let slots = threads + tuning.slots_ahead;

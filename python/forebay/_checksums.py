@@ -46,9 +46,7 @@ def compare(catalog: Catalog, expected: Expected, found: Mapping[int, str]) -> N
     wrong = [number for number, digest in expected.items() if found.get(number) != digest]
     if not wrong:
         return
-    lines = [
-        f"SHA-256 is {found.get(number)}, expected {expected[number]}" for number in wrong[:1]
-    ]
+    lines = [f"SHA-256 is {found.get(number)}, expected {expected[number]}" for number in wrong[:1]]
     if len(wrong) > 1:
         others = ", ".join(files[number][0] for number in wrong[1:20])
         lines.append(f"{len(wrong) - 1} more files differ: {others}")

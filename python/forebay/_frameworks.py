@@ -204,7 +204,8 @@ class Torch:
         return tensor.to(dtype)
 
     def view(self, shape: Shape) -> Tensor:
-        return self.torch.empty((), dtype=self.torch.uint8).expand(shape)
+        # On the host whatever the caller's default device is.
+        return self.torch.empty((), dtype=self.torch.uint8, device="cpu").expand(shape)
 
     def own(self, tensor: Tensor) -> Tensor:
         whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()

@@ -76,7 +76,9 @@ def load_file(
     catalog = Catalog(path)
     opened = perf_counter()
     places = places_of(catalog, names)
-    cut = regions_of(catalog, range(len(catalog.entries)) if places is None else places, regions, shard)
+    cut = regions_of(
+        catalog, range(len(catalog.entries)) if places is None else places, regions, shard
+    )
     expected = parse_expected(catalog, expect_sha256)
     load = _Load(catalog, place, settings, raw, progress, expected)
     if into is None:
@@ -107,6 +109,7 @@ class _Load:
         self.allocation_seconds = 0.0
         self.cast_tensors = 0
         self.tensors = 0
+        # Of all sessions of the load; 0 where there is but one, which knows.
         self.total_bytes = 0
         self.done_before = 0
         self.digests: _native.Digests | None = None
@@ -160,6 +163,7 @@ class _Load:
         casting = [want for want, casts in zip(wants, floating, strict=True) if casts]
         keeps = self.raw or framework.name == "numpy"
         found: dict[int, Tensor] = {}
+        self.total_bytes = sum(Layout(self.catalog, framework, wants, keeps).bytes)
         self._start_digests()
         if casting:
             # numpy casts BF16 from its bits, so it needs no dtype of its own for it.
@@ -192,7 +196,7 @@ class _Load:
                 take(target, tensor)
                 del tensor
                 if self.progress is not None:
-                    self.progress(self.done_before + session.done()[0], self._total())
+                    self.progress(self.done_before + session.done()[0], self.total_bytes)
             self._finish(session)
         except BaseException:
             self._give_up(session)
@@ -216,7 +220,9 @@ class _Load:
             here = [job for job in jobs if job.place is where]
             self._fill([job for job in here if job.address is not None], where)
             self._make([job for job in here if job.address is None and job.cast is None], where)
-            self._convert([job for job in here if job.address is None and job.cast is not None], where)
+            self._convert(
+                [job for job in here if job.address is None and job.cast is not None], where
+            )
         return destinations.finish(jobs)
 
     def _fill(self, jobs: list[IntoJob], place: Place) -> None:
@@ -249,7 +255,9 @@ class _Load:
         if not jobs:
             return
         wants: list[Want] = [(job.index, job.region) for job in jobs]
-        layout = Layout(self.catalog, place.framework, wants, self.raw or place.framework.name == "numpy")
+        layout = Layout(
+            self.catalog, place.framework, wants, self.raw or place.framework.name == "numpy"
+        )
         entries = self.catalog.entries
 
         def take(target: int, tensor: Tensor) -> None:
@@ -261,9 +269,6 @@ class _Load:
 
     def _count(self, layout: Layout) -> None:
         self.tensors += len(layout)
-
-    def _total(self) -> int:
-        return self.total_bytes or self.done_before
 
     def _finish(self, session: _native.Session) -> None:
         progress = self.progress

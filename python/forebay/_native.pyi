@@ -1,6 +1,6 @@
 """The native part of the package. Not for use outside of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, final
 

@@ -223,7 +223,9 @@ class SafeOpen:
         catalog = self._open()
         return self._read(catalog, [(place, region)])[0]
 
-    def _read_rows(self, place: int, rows: Sequence[int], region: tuple[list[int], list[int]]) -> Tensor:
+    def _read_rows(
+        self, place: int, rows: Sequence[int], region: tuple[list[int], list[int]]
+    ) -> Tensor:
         """The box `region`, but of the first dimension these rows: each straight into its place of one tensor."""
         catalog = self._open()
         framework = self._place.framework
@@ -233,9 +235,7 @@ class SafeOpen:
         row_bytes, base = one.bytes[0], framework.address(tensor)
         # Reading order is that of the rows in the file.
         order = sorted(range(len(rows)), key=rows.__getitem__)
-        wants: list[Want] = [
-            (place, ([rows[at], *offsets[1:]], [1, *sizes[1:]])) for at in order
-        ]
+        wants: list[Want] = [(place, ([rows[at], *offsets[1:]], [1, *sizes[1:]])) for at in order]
         session = start(catalog, engine(self._place.engine, self._options), wants, self._options)
         try:
             addresses = [base + at * row_bytes for at in order]
@@ -293,7 +293,9 @@ class TensorSlice:
 
     def _needs_whole_bytes(self) -> None:
         if BITS[self._entry.dtype] < 8:
-            what = f"{self._entry.dtype} tensors are indexed by slices of step 1 in the last dimension"
+            what = (
+                f"{self._entry.dtype} tensors are indexed by slices of step 1 in the last dimension"
+            )
             raise make("unsupported", what, f"tensor `{self._entry.name}`")
 
     def _basic(self, items: tuple[Any, ...]) -> Tensor:
@@ -375,7 +377,9 @@ def _rows_of(items: tuple[Any, ...], shape: Shape) -> list[int] | None:
     """The rows of an index that is one list of rows and nothing else."""
     if not shape or not items:
         return None
-    if not all(item is ... or (isinstance(item, slice) and item == slice(None)) for item in items[1:]):
+    if not all(
+        item is ... or (isinstance(item, slice) and item == slice(None)) for item in items[1:]
+    ):
         return None
     rows = items[0]
     if hasattr(rows, "tolist") and getattr(rows, "ndim", 0) == 1:

@@ -41,6 +41,9 @@ def parse(options: Mapping[str, Any] | None, threads: int | None) -> Options:
     for key in ("path", "cache"):
         if not isinstance(loading.get(key, ""), str):
             raise usage(f"option {key} is {loading[key]!r}, text is needed")
+    for key, value in options.items():
+        if not isinstance(value, int) or value < 0:
+            raise usage(f"option {key} is {value!r}, a whole number is needed")
     return Options(engine=options, **loading)
 
 

@@ -116,9 +116,7 @@ def fill_new(
     while first < total:
         last = _batch_end(layout.bytes, first, count)
         began = perf_counter()
-        made, addresses = framework.empty_many(
-            layout.shapes[first:last], layout.dtypes[first:last]
-        )
+        made, addresses = framework.empty_many(layout.shapes[first:last], layout.dtypes[first:last])
         seconds += perf_counter() - began
         session.provide(addresses, made, stream)
         tensors += made

@@ -112,7 +112,10 @@ impl Digests {
                 let waited = shared.changed.wait_timeout_while(done, POLL, |done| {
                     done.len() < shared.jobs.len() && done.values().all(|one| one.is_ok())
                 });
-                waited.map_or_else(|poisoned| !poisoned.into_inner().1.timed_out(), |(_, out)| !out.timed_out())
+                waited.map_or_else(
+                    |poisoned| !poisoned.into_inner().1.timed_out(),
+                    |(_, out)| !out.timed_out(),
+                )
             });
             if let Err(raised) = py.check_signals() {
                 shared.stop.set();

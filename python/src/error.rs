@@ -54,7 +54,14 @@ fn to_python(py: Python<'_>, error: &Error) -> PyErr {
         .and_then(|make| {
             let hints: Vec<&str> = error.hints().iter().map(String::as_str).collect();
             let code = error.code().as_str();
-            make.bind(py).call1((code, error.what(), error.place(), hints, causes(error), errno(error)))
+            make.bind(py).call1((
+                code,
+                error.what(),
+                error.place(),
+                hints,
+                causes(error),
+                errno(error),
+            ))
         });
     match made {
         Ok(exception) => PyErr::from_value(exception),
@@ -77,7 +84,9 @@ fn causes(error: &Error) -> Vec<String> {
 fn errno(error: &Error) -> Option<i32> {
     let mut cause = error.source();
     while let Some(error) = cause {
-        if let Some(number) = error.downcast_ref::<std::io::Error>().and_then(|io| io.raw_os_error()) {
+        if let Some(number) =
+            error.downcast_ref::<std::io::Error>().and_then(|io| io.raw_os_error())
+        {
             return Some(number);
         }
         cause = error.source();

@@ -48,14 +48,17 @@ impl Model {
     /// The tensors in order of (file, offset).
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, Entry>>> {
         let entry = |entry: &forebay_format::TensorEntry| {
-            Bound::new(py, Entry {
-                name: PyString::new(py, &entry.name).unbind(),
-                dtype: PyString::intern(py, entry.dtype.name()).unbind(),
-                shape: PyTuple::new(py, &entry.shape)?.unbind(),
-                file: entry.file,
-                offset: entry.offset,
-                bytes: entry.bytes,
-            })
+            Bound::new(
+                py,
+                Entry {
+                    name: PyString::new(py, &entry.name).unbind(),
+                    dtype: PyString::intern(py, entry.dtype.name()).unbind(),
+                    shape: PyTuple::new(py, &entry.shape)?.unbind(),
+                    file: entry.file,
+                    offset: entry.offset,
+                    bytes: entry.bytes,
+                },
+            )
         };
         self.inner.catalog.tensors.iter().map(entry).collect()
     }
@@ -146,6 +149,6 @@ impl Model {
 
 /// Whether a file lies on tmpfs, which has no disk to wait for.
 fn is_in_memory(file: &std::fs::File) -> bool {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type as i64 == TMPFS_MAGIC)
+    const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+    rustix::fs::fstatfs(file).is_ok_and(|stat| stat.f_type == TMPFS_MAGIC)
 }

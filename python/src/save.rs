@@ -79,9 +79,8 @@ impl Save {
             let file = AtomicFile::create(&path)?;
             file.preallocate(plan.total)?;
             let written = file.file().write_all_at(&plan.header, 0);
-            written.map_err(|error| {
-                Error::io("cannot write the header", error).at(path.display())
-            })?;
+            written
+                .map_err(|error| Error::io("cannot write the header", error).at(path.display()))?;
             let places = plan.offsets.iter().zip(&plan.bytes);
             let places = places.map(|(&offset, &bytes)| (0, offset, bytes)).collect();
             Ok(Open { places, files: Mutex::new(Some(Files::One(file))) })
@@ -115,7 +114,8 @@ impl Save {
         Ok(Self { inner: Own::new(Arc::new(open), "this save") })
     }
 
-    /// Writes tensors from host memory: (number, address, bytes) each. `owners` keeps the memory until no thread reads it.
+    /// Writes tensors from host memory: (number, address, bytes) each. `owners` keeps the memory until no thread reads
+    /// it.
     ///
     /// Each address must be valid for its bytes as long as `owners` lives.
     fn write(
@@ -137,7 +137,12 @@ impl Save {
             let mut done = 0;
             while done < len {
                 let count = PIECE.min(len - done);
-                pieces.push(Part { file, offset: offset + done, address: address + done as usize, len: count });
+                pieces.push(Part {
+                    file,
+                    offset: offset + done,
+                    address: address + done as usize,
+                    len: count,
+                });
                 done += count;
             }
         }
@@ -176,10 +181,13 @@ impl Save {
         Ok(dict)
     }
 
-    /// Gives the save up and removes what was written.
+    /// Gives the save up and removes what was written. Where a thread is still at it (a hung disk), that happens when it
+    /// lets go.
     fn abandon(&self) {
-        if let Ok(open) = self.inner.get() {
-            drop(open.files().take());
+        if let Ok(open) = self.inner.get()
+            && let Ok(mut files) = open.files.try_lock()
+        {
+            drop(files.take());
         }
     }
 }
@@ -212,7 +220,12 @@ struct Part {
     len: u64,
 }
 
-fn write_all(open: &Open, parts: &[Part], threads: usize, stop: &Stop) -> forebay_error::Result<()> {
+fn write_all(
+    open: &Open,
+    parts: &[Part],
+    threads: usize,
+    stop: &Stop,
+) -> forebay_error::Result<()> {
     let files = open.files();
     let Some(files) = files.as_ref() else {
         return Err(Error::new(Code::Usage, "this save was committed or given up before"));

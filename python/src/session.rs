@@ -65,7 +65,8 @@ impl Session {
         let session = self.inner.get()?;
         self.owners().extend(owners.into_iter().map(Some));
         // The list goes along once; later owners join it.
-        let keep = self.lend().then(|| Box::new(self.owners.clone()) as Box<dyn std::any::Any + Send>);
+        let keep =
+            self.lend().then(|| Box::new(self.owners.clone()) as Box<dyn std::any::Any + Send>);
         // SAFETY: the package passes addresses and sizes of tensors that it has just made or checked, and the tensors
         // themselves, which stay in the list until their target is ready or no worker is left. The stream is the
         // framework's current one.
@@ -110,8 +111,8 @@ impl Session {
         }
     }
 
-    /// Waits for the end and reports. `progress(done, total)` is called meanwhile, about ten times a second, and once at
-    /// the end.
+    /// Waits for the end and reports. `progress(done, total)` is called meanwhile, about ten times a second, and once
+    /// at the end.
     #[pyo3(signature = (progress=None))]
     fn finish<'py>(
         &self,

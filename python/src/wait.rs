@@ -30,8 +30,8 @@ impl Stop {
     }
 }
 
-/// Runs `work` on a thread of its own while this one waits for it and for signals. When Python raises meanwhile, that is
-/// the result, and the thread is left to end on its own if it does not notice `Stop` soon (a hung file system).
+/// Runs `work` on a thread of its own while this one waits for it and for signals. When Python raises meanwhile, that
+/// is the result, and the thread is left to end on its own if it does not notice `Stop` soon (a hung file system).
 pub(crate) fn interruptible<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce(&Stop) -> forebay_error::Result<T> + Send + 'static,
@@ -52,7 +52,9 @@ pub(crate) fn interruptible<T: Send + 'static>(
         receiver = back;
         match got {
             Ok(Ok(result)) => return Ok(result?),
-            Ok(Err(_)) | Err(RecvTimeoutError::Disconnected) => return Err(internal("a call panicked")),
+            Ok(Err(_)) | Err(RecvTimeoutError::Disconnected) => {
+                return Err(internal("a call panicked"));
+            }
             Err(RecvTimeoutError::Timeout) => {}
         }
         if let Err(raised) = py.check_signals() {

@@ -40,7 +40,7 @@ NAMES = {dtype: name for name, dtype in TORCH.items()}
 
 def raw(tensor: torch.Tensor) -> bytes:
     """The bytes of a tensor, whatever its dtype."""
-    tensor = tensor.detach().cpu().contiguous()
+    tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     return bytes(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
 
 
@@ -69,7 +69,11 @@ def write_unaligned(path: Path, tensors: dict[str, torch.Tensor], start: int = 1
         shape = list(tensor.shape)
         if tensor.dtype == torch.float4_e2m1fn_x2:
             shape[-1] *= 2
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": shape, "data_offsets": [at, at + size]}
+        header[name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": shape,
+            "data_offsets": [at, at + size],
+        }
         at += size
     text = json.dumps(header).encode()
     text += b" " * ((start - 8 - len(text)) % 8)

@@ -65,7 +65,9 @@ def test_good(battery: Path, case: dict[str, Any]) -> None:
     arrays = forebay.load_file(path, "host", raw=True)
     assert set(arrays) == set(tensors)
     with forebay.safe_open(path, raw=True) as model:
-        assert model.keys() == sorted(tensors, key=lambda name: name.encode("utf-8", "surrogatepass"))
+        assert model.keys() == sorted(
+            tensors, key=lambda name: name.encode("utf-8", "surrogatepass")
+        )
         assert sorted(model.offset_keys()) == sorted(tensors)
         if "file" in case:
             assert model.metadata() == case["metadata"]

@@ -116,7 +116,12 @@ def test_missing_and_unexpected(saved: tuple[Path, Net], tmp_path: Path) -> None
 
 
 def test_a_dict(tmp_path: Path) -> None:
-    tensors = {"a": torch.randn(6, 8), "b": torch.arange(5), "c": torch.randn(3), "d": torch.randn(2)}
+    tensors = {
+        "a": torch.randn(6, 8),
+        "b": torch.arange(5),
+        "c": torch.randn(3),
+        "d": torch.randn(2),
+    }
     path = tmp_path / "m.safetensors"
     safetensors.torch.save_file(tensors, path)
     back = torch.zeros(8, 6)
@@ -133,7 +138,11 @@ def test_a_dict(tmp_path: Path) -> None:
     assert torch.equal(pool[4:7], tensors["c"]) and pool[:4].sum() == 0 == pool[7:].sum()
     assert into["d"] is found["d"] and same(found["d"], tensors["d"])
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
-    leaf = {name: tensor.clone().float().requires_grad_() for name, tensor in tensors.items() if name != "b"}
+    leaf = {
+        name: tensor.clone().float().requires_grad_()
+        for name, tensor in tensors.items()
+        if name != "b"
+    }
     forebay.load_file(path, into=leaf, names=["a", "c", "d"])
     assert torch.equal(leaf["a"], tensors["a"])
     shared = torch.zeros(6)

@@ -148,7 +148,10 @@ def test_regions_and_shards(tmp_path: Path) -> None:
             for part, chunk in zip(parts, chunks, strict=False):
                 assert same(part[name], chunk)
         assert all(same(part["line"], tensors["line"]) for part in parts)
-        last = [forebay.load_file(path, names=["cube"], shard=(-1, rank, world)) for rank in range(world)]
+        last = [
+            forebay.load_file(path, names=["cube"], shard=(-1, rank, world))
+            for rank in range(world)
+        ]
         assert same(torch.cat([part["cube"] for part in last], -1), tensors["cube"])
 
     def choose(name: str, shape: tuple[int, ...]) -> object:

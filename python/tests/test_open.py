@@ -91,11 +91,15 @@ def any_index(shape: tuple[int, ...]) -> st.SearchStrategy[Any]:
         slice, st.none() | number, st.none() | number, st.none() | st.sampled_from([1, 2, 3, 7, -1])
     )
     item = st.one_of(number, cut, st.just(...), st.none())
-    rows = st.lists(st.integers(-shape[0], shape[0] - 1), max_size=6) if shape and shape[0] else None
+    rows = (
+        st.lists(st.integers(-shape[0], shape[0] - 1), max_size=6) if shape and shape[0] else None
+    )
     options = [
         basic_indices(shape, allow_newaxis=True, allow_ellipsis=True),
         item,
-        st.lists(item, max_size=len(shape) + 2).map(tuple).filter(lambda items: items.count(...) < 2),
+        st.lists(item, max_size=len(shape) + 2)
+        .map(tuple)
+        .filter(lambda items: items.count(...) < 2),
     ]
     if rows is not None:
         options += [rows.map(lambda rows: (rows,)), rows.map(np.array).map(lambda a: a.astype(int))]
@@ -329,7 +333,10 @@ def test_leaving_early_cancels(tmp_path: Path) -> None:
 
 def test_many_sizes_of_one_read(tmp_path: Path) -> None:
     """Small and large whole tensors, on and off the page cache's quick way."""
-    tensors = {str(size): random_tensor(torch.uint8, (size,), size) for size in (1, 4095, 1 << 20, (1 << 20) + 1)}
+    tensors = {
+        str(size): random_tensor(torch.uint8, (size,), size)
+        for size in (1, 4095, 1 << 20, (1 << 20) + 1)
+    }
     path = tmp_path / "m.safetensors"
     write_unaligned(path, tensors)
     for way in ("auto", "fallback"):

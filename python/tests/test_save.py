@@ -36,7 +36,7 @@ def test_the_bytes_of_the_library(tmp_path: Path) -> None:
         for name, dtype in TORCH.items()
         for number, shape in enumerate([(3, 4), (0, 2), (1,), (2, 3, 5)])
     }
-    for metadata in (None, {}, {"format": "pt"}, {"naïve": "q\"uote\n"}):
+    for metadata in (None, {}, {"format": "pt"}, {"naïve": 'q"uote\n'}):
         ours, theirs = both(tensors, tmp_path, metadata)
         assert ours == theirs
     ours, theirs = both({"scalar": torch.tensor(3.0)}, tmp_path)
@@ -48,8 +48,12 @@ def test_the_bytes_of_the_library(tmp_path: Path) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(
-        st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda n: n != "__metadata__"),
-        st.tuples(st.sampled_from(sorted(TORCH)), st.lists(st.integers(0, 4), min_size=1, max_size=3)),
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(
+            lambda n: n != "__metadata__"
+        ),
+        st.tuples(
+            st.sampled_from(sorted(TORCH)), st.lists(st.integers(0, 4), min_size=1, max_size=3)
+        ),
         max_size=8,
     )
 )

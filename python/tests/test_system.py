@@ -180,7 +180,9 @@ def test_threads(tmp_path: Path) -> None:
             for _ in range(5):
                 found = forebay.load_file(path)
                 assert all(same(found[name], tensors[name]) for name in tensors)
-                assert forebay.last_report()["bytes"] == sum(t.numel() * 4 for t in tensors.values())
+                assert forebay.last_report()["bytes"] == sum(
+                    t.numel() * 4 for t in tensors.values()
+                )
         except BaseException as error:
             failures.append(error)
 

@@ -181,8 +181,8 @@ impl Save {
         Ok(dict)
     }
 
-    /// Gives the save up and removes what was written. Where a thread is still at it (a hung disk), that happens when it
-    /// lets go.
+    /// Gives the save up and removes what was written. Where a thread is still at it (a hung disk), that happens when
+    /// it lets go.
     fn abandon(&self) {
         if let Ok(open) = self.inner.get()
             && let Ok(mut files) = open.files.try_lock()

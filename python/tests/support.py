@@ -40,8 +40,10 @@ NAMES = {dtype: name for name, dtype in TORCH.items()}
 
 def raw(tensor: torch.Tensor) -> bytes:
     """The bytes of a tensor, whatever its dtype."""
-    tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-    return bytes(tensor.reshape(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
+    # No clone: that of a bool tensor makes its bytes 0 and 1.
+    tensor = tensor.detach().cpu().contiguous()
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    return bytes(flat.view(torch.uint8).numpy()) if tensor.numel() else b""
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def any_index(shape: tuple[int, ...]) -> st.SearchStrategy[Any]:
 
 
 RELAXED = settings(
-    max_examples=400,
+    max_examples=5000 if os.environ.get("FOREBAY_FULL") == "1" else 400,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -45,6 +45,13 @@ use crate::source::LocalFile;
 /// How long the pump sleeps while copies are in flight: they take 76 us for 4 MiB, and readers have other slots.
 const FLIGHT_NAP: Duration = Duration::from_micros(50);
 
+/// A caller that has provided nothing for so long is not allocating any more. Until then no DMA: each allocation of a
+/// framework's takes the driver's lock too, and 300 of them (25 ms alone) would wait for a registration each.
+const FEED_QUIET: Duration = Duration::from_millis(20);
+
+/// How often the pump looks whether the caller is done allocating.
+const FEED_NAP: Duration = Duration::from_millis(1);
+
 /// How long it sleeps with nothing in flight; readers wake it.
 const IDLE_NAP: Duration = Duration::from_millis(200);
 
@@ -142,11 +149,20 @@ impl Pump<'_> {
             let queued = self.queue_slots()?;
             let registered = self.dma && self.queue_pages()?;
             if !queued && !registered {
-                let nap = if self.flights.is_empty() { IDLE_NAP } else { FLIGHT_NAP };
-                self.shared.queue.wait_for_pump(nap, self.dma_has_room());
+                self.shared.queue.wait_for_pump(self.nap(), self.dma_has_room());
             }
         }
         Ok(())
+    }
+
+    fn nap(&self) -> Duration {
+        if !self.flights.is_empty() {
+            FLIGHT_NAP
+        } else if self.dma && !self.shared.is_fed(FEED_QUIET) {
+            FEED_NAP
+        } else {
+            IDLE_NAP
+        }
     }
 
     /// Finishes the flights that have landed.
@@ -220,7 +236,7 @@ impl Pump<'_> {
 
     fn dma_has_room(&self) -> bool {
         let tuning = &self.shared.engine.config().tuning;
-        self.dma && self.dma_bytes < tuning.dma_ahead_bytes
+        self.dma && self.dma_bytes < tuning.dma_ahead_bytes && self.shared.is_fed(FEED_QUIET)
     }
 
     /// Registers and queues the next batch of resident pieces; true if there was one.

@@ -139,6 +139,7 @@ impl Session {
         }
         let range = first as u32..feed.pieces as u32;
         self.provided.store(feed.targets, Ordering::Release);
+        shared.note_fed(feed.targets == sizes.len());
         drop(feed);
         if !range.is_empty() {
             shared.queue.push(range);

@@ -36,6 +36,8 @@ pub(crate) struct Shared {
     fence_count: AtomicUsize,
     stop: AtomicBool,
     done_bytes: AtomicU64,
+    /// When targets were last provided, and whether all are.
+    fed: Mutex<(Instant, bool)>,
     progress: Mutex<Progress>,
     progressed: Condvar,
     /// Worker threads that may still touch targets or staging memory.
@@ -87,6 +89,7 @@ impl Shared {
             fence_count: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             done_bytes: AtomicU64::new(0),
+            fed: Mutex::new((Instant::now(), false)),
             progress: Mutex::new(Progress { complete, ended, ..Progress::default() }),
             progressed: Condvar::new(),
             active: AtomicUsize::new(0),
@@ -123,6 +126,17 @@ impl Shared {
     /// Whether a target without bytes is complete the moment it is provided.
     pub(crate) fn lacks_nothing(&self, target: usize) -> bool {
         self.lacking.get(target).is_none_or(|bytes| bytes.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Notes that targets were provided; `all`: the last of them.
+    pub(crate) fn note_fed(&self, all: bool) {
+        *lock(&self.fed) = (Instant::now(), all);
+    }
+
+    /// Whether the caller has provided everything, or nothing for `quiet`: then it is not allocating now.
+    pub(crate) fn is_fed(&self, quiet: Duration) -> bool {
+        let (last, all) = *lock(&self.fed);
+        all || last.elapsed() >= quiet
     }
 
     pub(crate) fn add_fence(&self, fence: Event) {

@@ -42,6 +42,7 @@ from forebay._errors import (
 from forebay._load import load_file
 from forebay._native import __version__
 from forebay._open import SafeOpen, TensorSlice, safe_open
+from forebay._options import release_memory
 from forebay._report import last_report
 from forebay._save import save_file, save_model, save_sharded
 
@@ -71,6 +72,7 @@ __all__ = [
     "__version__",
     "last_report",
     "load_file",
+    "release_memory",
     "safe_open",
     "save_file",
     "save_model",

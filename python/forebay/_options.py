@@ -64,6 +64,13 @@ def engine(device: str, options: Options) -> _native.Engine:
     return found
 
 
+def release_memory() -> None:
+    """Gives back the pinned staging memory (at most `arena_bytes`, by default 1 GiB, a device) that is kept between
+    loads. Loads that run keep theirs until they end; the next one takes some again."""
+    with _lock:
+        _engines.clear()
+
+
 def _after_fork() -> None:
     """The parent's engines are nothing to a child, and its lock may be held by a thread that is not here."""
     global _lock

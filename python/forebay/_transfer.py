@@ -22,10 +22,12 @@ from forebay._frameworks import Framework, FrameworkDtype, Shape, Tensor, stored
 from forebay._options import Options
 from forebay._select import Region
 
-#: Tensors of the first batch and of the last ones, and bytes after which a batch goes in any case.
+#: Tensors of the first batch and of the last ones, and bytes after which one goes in any case: both double from batch
+#: to batch. Memory is made several times faster than it is filled, so a larger batch is ready before the last is full.
 _BATCH_FIRST = 8
 _BATCH_LAST = 1024
-_BATCH_BYTES = 64 << 20
+_BATCH_BYTES_FIRST = 32 << 20
+_BATCH_BYTES_LAST = 256 << 20
 
 Want = tuple[int, Region]
 
@@ -112,23 +114,25 @@ def fill_new(
     tensors: list[Tensor] = []
     seconds = 0.0
     stream = framework.stream()
-    first, count, total = 0, _BATCH_FIRST, len(layout)
+    first, total = 0, len(layout)
+    count, size = _BATCH_FIRST, _BATCH_BYTES_FIRST
     while first < total:
-        last = _batch_end(layout.bytes, first, count)
+        last = _batch_end(layout.bytes, first, count, size)
         began = perf_counter()
         made, addresses = framework.empty_many(layout.shapes[first:last], layout.dtypes[first:last])
         seconds += perf_counter() - began
         session.provide(addresses, made, stream)
         tensors += made
-        first, count = last, min(count * 2, _BATCH_LAST)
+        first = last
+        count, size = min(count * 2, _BATCH_LAST), min(size * 2, _BATCH_BYTES_LAST)
     return tensors, seconds
 
 
-def _batch_end(sizes: Sequence[int], first: int, count: int) -> int:
+def _batch_end(sizes: Sequence[int], first: int, count: int, most: int) -> int:
     taken = 0
     last = first
     end = min(first + count, len(sizes))
-    while last < end and taken < _BATCH_BYTES:
+    while last < end and taken < most:
         taken += sizes[last]
         last += 1
     return last

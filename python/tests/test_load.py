@@ -350,3 +350,15 @@ def test_outputs_outlive_the_file(tmp_path: Path) -> None:
         file.truncate(0)
     assert same(found, tensor)
     assert found.untyped_storage().nbytes() == tensor.numel() * 4
+
+
+def test_memory_is_released(tmp_path: Path) -> None:
+    from forebay import _options
+
+    path = tmp_path / "m.safetensors"
+    safetensors.torch.save_file({"w": torch.ones(1 << 20)}, path)
+    forebay.load_file(path)
+    assert _options._engines
+    forebay.release_memory()
+    assert not _options._engines
+    assert forebay.load_file(path)["w"].sum() == 1 << 20

@@ -36,7 +36,7 @@ use forebay_error::{Code, Error, Result};
 
 use crate::paths::copy::range_is_resident;
 use crate::paths::mapping::Mapping;
-use crate::paths::scatter::GpuScatter;
+use crate::paths::scatter::{Allocations, GpuScatter};
 use crate::report::Path;
 use crate::route::{Cold, Known, Refused, refuse};
 use crate::shared::{Shared, internal};
@@ -107,6 +107,7 @@ struct Pump<'a> {
     gpu: &'a Arc<CudaDevice>,
     stream: Stream,
     events: Vec<Event>,
+    allocations: Allocations,
     fences_seen: usize,
     flights: VecDeque<Flight>,
     /// DMA bytes in flight.
@@ -128,6 +129,7 @@ pub(crate) fn run(shared: &Arc<Shared>, dma: bool, window_limit: u64) -> Result<
         gpu,
         stream: Stream::new(gpu)?,
         events: Vec::new(),
+        allocations: Allocations::default(),
         fences_seen: 0,
         flights: VecDeque::new(),
         dma_bytes: 0,
@@ -212,8 +214,8 @@ impl Pump<'_> {
         }
         let done = self.event()?;
         shared.wait_fences(&self.stream, &mut self.fences_seen)?;
-        let queue_all = || {
-            let mut scatter = GpuScatter::new(&self.stream);
+        let mut queue_all = || {
+            let mut scatter = GpuScatter::new(self.gpu, &self.stream, &mut self.allocations);
             for loaded in &slots {
                 let base = loaded.slot.address() + loaded.head;
                 for op in shared.plan.ops_of(shared.piece(loaded.piece)?) {
@@ -366,9 +368,9 @@ impl Pump<'_> {
         let shared = self.shared;
         let done = self.event()?;
         shared.wait_fences(&self.stream, &mut self.fences_seen)?;
-        let queue_all = || {
+        let mut queue_all = || {
             let mut bytes = 0;
-            let mut scatter = GpuScatter::new(&self.stream);
+            let mut scatter = GpuScatter::new(self.gpu, &self.stream, &mut self.allocations);
             for &index in group {
                 let piece = shared.piece(index)?;
                 bytes += piece.bytes;

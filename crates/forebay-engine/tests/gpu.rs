@@ -171,3 +171,28 @@ fn rows_of_inner_slices_land_in_place() {
         }
     }
 }
+
+#[test]
+fn targets_in_allocations_side_by_side_are_copied_one_by_one() {
+    let Some(device) = gpu() else { return };
+    let engine = Engine::new(device, EngineConfig::default());
+    // The driver hands out whole 2 MiB pages, neighbours one after the other: no gap between these targets.
+    let len = 2 << 20;
+    let bytes = pattern(5, 64 * len);
+    for folder in folders() {
+        let path = write_file(folder.path(), "model", &bytes);
+        for choice in [PathChoice::Auto, PathChoice::Dma, PathChoice::Copy, PathChoice::Direct] {
+            let part = |index: usize| {
+                let from = (index * len) as u64;
+                Move::contiguous(0, index as u32, from, 0, len as u64)
+            };
+            let moves = (0..64).map(part).collect();
+            let plan = Plan::build(moves, vec![len as u64; 64], 4 << 20, &[]).unwrap();
+            let options = LoadOptions { path: choice, ..LoadOptions::default() };
+            let (targets, _) = load(&engine, plan, std::slice::from_ref(&path), options);
+            for (target, wanted) in targets.iter().zip(bytes.chunks(len)) {
+                assert!(target == wanted, "{choice:?}");
+            }
+        }
+    }
+}

@@ -117,6 +117,7 @@ table! {
     mem_get_info = "cuMemGetInfo_v2": fn(*mut usize, *mut usize);
     mem_alloc = "cuMemAlloc_v2": fn(*mut u64, usize);
     mem_free = "cuMemFree_v2": fn(u64);
+    mem_get_address_range = "cuMemGetAddressRange_v2": fn(*mut u64, *mut usize, u64);
     mem_host_register = "cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint);
     mem_host_unregister = "cuMemHostUnregister": fn(*mut c_void);
     memcpy_h2d_async = "cuMemcpyHtoDAsync_v2": fn(u64, *const c_void, usize, RawStream);
@@ -291,6 +292,14 @@ impl Driver {
         // SAFETY: by this method's own contract.
         let status = unsafe { (self.mem_free)(address) };
         self.check(status, "cuMemFree")
+    }
+
+    /// Start and length of the allocation that holds a device address.
+    pub(super) fn allocation_of(&self, address: u64) -> Result<(u64, usize)> {
+        let (mut base, mut len) = (0, 0);
+        // SAFETY: both pointers are valid for the call; an address of no allocation is an error code.
+        let status = unsafe { (self.mem_get_address_range)(&mut base, &mut len, address) };
+        self.check(status, "cuMemGetAddressRange").map(|()| (base, len))
     }
 
     /// # Safety

@@ -141,6 +141,12 @@ impl CudaDevice {
         result
     }
 
+    /// The allocation that holds a device address. The context must be current.
+    pub fn allocation_of(&self, address: u64) -> Result<std::ops::Range<u64>> {
+        let (base, len) = self.driver.allocation_of(address)?;
+        Ok(base..base.saturating_add(len as u64))
+    }
+
     /// Free and total bytes of device memory, as the driver sees them. The context must be current.
     pub fn memory_info(&self) -> Result<(u64, u64)> {
         self.driver.memory_info()

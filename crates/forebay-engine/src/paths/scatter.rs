@@ -1,8 +1,10 @@
 //! From staging memory (or a registered mapping) to the targets. **unsafe**: raw addresses, vouched for by the plan (its
 //! moves lie inside their targets) and by whoever provided the targets.
 
+use std::ops::Range;
+
 use forebay_device::copy_rows;
-use forebay_device::cuda::Stream;
+use forebay_device::cuda::{CudaDevice, Stream};
 use forebay_error::Result;
 
 use crate::plan::{Move, Piece};
@@ -16,16 +18,40 @@ struct Run {
     len: u64,
 }
 
+/// Allocations of the targets, as far as copies are to be joined: the driver refuses a copy that spans two, even where
+/// they lie side by side (seen with a framework that allocates each large tensor by itself).
+#[derive(Default)]
+pub(crate) struct Allocations {
+    last: Range<u64>,
+}
+
+impl Allocations {
+    /// Whether two addresses lie in one allocation.
+    fn are_one(&mut self, gpu: &CudaDevice, first: u64, second: u64) -> bool {
+        if !self.last.contains(&first) {
+            // Without an answer nothing is joined, which is slower and right.
+            self.last = gpu.allocation_of(first).unwrap_or_default();
+        }
+        self.last.contains(&first) && self.last.contains(&second)
+    }
+}
+
 /// Queues copies to a GPU, joining neighbours: twenty thousand small tensors that a framework's allocator laid side by
 /// side then go in megabytes, not in 64 KiB each (2.8 us a call).
 pub(crate) struct GpuScatter<'a> {
+    gpu: &'a CudaDevice,
     stream: &'a Stream,
+    allocations: &'a mut Allocations,
     run: Option<Run>,
 }
 
 impl<'a> GpuScatter<'a> {
-    pub(crate) fn new(stream: &'a Stream) -> Self {
-        Self { stream, run: None }
+    pub(crate) fn new(
+        gpu: &'a CudaDevice,
+        stream: &'a Stream,
+        allocations: &'a mut Allocations,
+    ) -> Self {
+        Self { gpu, stream, allocations, run: None }
     }
 
     /// Queues one part, whose first run lies at `from` and whose runs are `from_stride` bytes apart.
@@ -56,6 +82,7 @@ impl<'a> GpuScatter<'a> {
         if let Some(run) = &mut self.run
             && run.from + run.len as usize == from
             && run.to + run.len == to
+            && self.allocations.are_one(self.gpu, run.to, to)
         {
             run.len += part.run;
         } else {

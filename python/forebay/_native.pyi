@@ -89,7 +89,12 @@ class Save:
         max_shard_bytes: int,
     ) -> Save: ...
     def write(
-        self, parts: Sequence[tuple[int, int, int]], owners: object, threads: int | None
+        self,
+        engine: Engine,
+        parts: Sequence[tuple[int, int, int]],
+        owners: object,
+        threads: int | None = None,
+        stream: int | None = None,
     ) -> None: ...
     def commit(self) -> dict[str, Any]: ...
     def abandon(self) -> None: ...

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from forebay import _native
+from forebay import _native, _options
 from forebay._catalog import PathLike
 from forebay._errors import SharedTensorsError, make, usage
 from forebay._frameworks import _TORCH_NAMES, BITS, Shape, Tensor
@@ -95,29 +95,42 @@ def _pairs(metadata: Mapping[str, str] | None) -> list[tuple[str, str]] | None:
 
 
 def _write(save: _native.Save, tensors: list[Tensor]) -> dict[str, Any]:
-    """The data path: host tensors together, by several threads; those of a GPU one after another through host memory."""
+    """The data path: the tensors of each device together, by the engine of that device."""
     try:
-        here: list[tuple[int, int, int]] = []
-        owners: list[Tensor] = []
+        by_device: dict[str, list[int]] = {}
         for number, tensor in enumerate(tensors):
-            if _is_on_host(tensor):
-                address, size = _memory(tensor)
-                here.append((number, address, size))
-                owners.append(tensor)
-        save.write(here, owners, None)
-        for number, tensor in enumerate(tensors):
-            if not _is_on_host(tensor):
-                copy = tensor.cpu()
-                save.write([(number, *_memory(copy))], copy, None)
-                del copy
+            by_device.setdefault(_device_of(tensor), []).append(number)
+        for device, numbers in by_device.items():
+            owners = [tensors[number] for number in numbers]
+            stream = None
+            if device == "other":
+                # A device that no engine knows: through host memory, one by one.
+                for number, owner in zip(numbers, owners, strict=True):
+                    copy = owner.cpu()
+                    save.write(_engine("host"), [(number, *_memory(copy))], copy)
+                    del copy
+                continue
+            if device != "host":
+                torch = sys.modules["torch"]
+                stream = int(torch.cuda.current_stream(owners[0].device).cuda_stream)
+            pairs = zip(numbers, owners, strict=True)
+            parts = [(number, *_memory(owner)) for number, owner in pairs]
+            save.write(_engine(device), parts, owners, None, stream)
         return save.commit()
     except BaseException:
         save.abandon()
         raise
 
 
-def _is_on_host(tensor: Tensor) -> bool:
-    return not hasattr(tensor, "is_meta") or bool(tensor.device.type == "cpu")
+def _engine(device: str) -> _native.Engine:
+    return _options.engine(device, _options.parse(None, None))
+
+
+def _device_of(tensor: Tensor) -> str:
+    """The engine's name of the device that a tensor is on."""
+    if not hasattr(tensor, "is_meta") or tensor.device.type == "cpu":
+        return "host"
+    return f"cuda:{tensor.device.index}" if tensor.is_cuda else "other"
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:

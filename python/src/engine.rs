@@ -83,6 +83,13 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// The engine itself. Errors: `forked`.
+    pub(crate) fn shared(&self) -> forebay_error::Result<Arc<forebay_engine::Engine>> {
+        Ok(self.inner.get()?.clone())
+    }
+}
+
 fn wanted_of(wanted: Vec<(usize, RegionArg)>) -> forebay_error::Result<Vec<Wanted>> {
     let one = |(tensor, region): (usize, RegionArg)| {
         let region = region.map(|(offsets, sizes)| Region::new(offsets, sizes)).transpose()?;

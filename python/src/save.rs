@@ -1,11 +1,11 @@
 //! Saves under way. **unsafe**: [`Save::write`] reads from addresses that Python gave.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use std::os::unix::fs::FileExt;
 
+use forebay_engine::{FileSink, Part, RangeSink, WriteOptions};
 use forebay_error::{Code, Error};
 use forebay_format::safetensors::{TensorSpec, layout};
 use forebay_format::{AtomicFile, Durability, ModelSave};
@@ -13,15 +13,10 @@ use forebay_tensor::Dtype;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::engine::Engine;
 use crate::error::{Result, internal};
 use crate::fork::Own;
 use crate::wait::{Stop, interruptible};
-
-/// Bytes of one `pwrite`: large enough for the file system, small enough to share among threads and to stop soon.
-const PIECE: u64 = 8 << 20;
-
-/// Writing threads at the most: more do not help one file.
-const THREADS_MAX: usize = 8;
 
 /// A file or a folder being saved. Dropped before its commit, it leaves nothing.
 #[pyclass(frozen, module = "forebay._native")]
@@ -43,13 +38,35 @@ enum Files {
 impl Files {
     fn file(&self, index: usize) -> Option<&AtomicFile> {
         match self {
-            Self::One(file) => Some(file),
+            Self::One(file) => (index == 0).then_some(file),
             Self::Model(model) => model.shards().get(index).map(|shard| &shard.file),
         }
     }
 }
 
 impl Open {
+    fn write(
+        &self,
+        engine: &forebay_engine::Engine,
+        parts: &[Part],
+        options: WriteOptions,
+        stop: &Stop,
+    ) -> forebay_error::Result<()> {
+        let files = self.files();
+        let Some(files) = files.as_ref() else {
+            return Err(Error::new(Code::Usage, "this save was committed or given up before"));
+        };
+        let sinks: Vec<FileSink<'_>> = (0..)
+            .map_while(|index| files.file(index))
+            .map(|file| FileSink::new(file.file(), file.dest().display().to_string()))
+            .collect();
+        let sinks: Vec<&dyn RangeSink> = sinks.iter().map(|sink| sink as &dyn RangeSink).collect();
+        // SAFETY: the caller of `Save::write` keeps the memory, which nobody is to change meanwhile; its stream is the
+        // framework's current one.
+        unsafe { engine.write(parts, &sinks, options, stop.flag())? };
+        Ok(())
+    }
+
     fn files(&self) -> std::sync::MutexGuard<'_, Option<Files>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -114,41 +131,33 @@ impl Save {
         Ok(Self { inner: Own::new(Arc::new(open), "this save") })
     }
 
-    /// Writes tensors from host memory: (number, address, bytes) each. `owners` keeps the memory until no thread reads
-    /// it.
+    /// Writes tensors from the memory of an engine's device: (number, address, bytes) each. `owners` keeps the memory
+    /// until no thread reads it. `stream` is the handle of the stream that device memory was last written on.
     ///
     /// Each address must be valid for its bytes as long as `owners` lives.
+    #[pyo3(signature = (engine, parts, owners, threads=None, stream=None))]
     fn write(
         &self,
         py: Python<'_>,
-        parts: Vec<(usize, usize, u64)>,
+        engine: &Engine,
+        parts: Vec<(usize, u64, u64)>,
         owners: Py<PyAny>,
         threads: Option<usize>,
+        stream: Option<usize>,
     ) -> Result<()> {
         let open = self.inner.get()?.clone();
-        let mut pieces = Vec::new();
-        for (tensor, address, bytes) in parts {
-            let Some(&(file, offset, len)) = open.places.get(tensor) else {
-                return Err(internal("no such tensor number"));
-            };
-            if bytes != len || (address == 0 && len > 0) {
-                return Err(internal("a tensor has other bytes than its shape says"));
+        let engine = engine.shared()?;
+        let placed = |(tensor, address, len): (usize, u64, u64)| match open.places.get(tensor) {
+            Some(&(sink, offset, bytes)) if bytes == len && (address != 0 || len == 0) => {
+                Ok(Part { sink, offset, address, len })
             }
-            let mut done = 0;
-            while done < len {
-                let count = PIECE.min(len - done);
-                pieces.push(Part {
-                    file,
-                    offset: offset + done,
-                    address: address + done as usize,
-                    len: count,
-                });
-                done += count;
-            }
-        }
-        let threads = threads.unwrap_or_else(|| forebay_topology::worker_cpus().min(THREADS_MAX));
+            Some(_) => Err(internal("a tensor has other bytes than its shape says")),
+            None => Err(internal("no such tensor number")),
+        };
+        let parts = parts.into_iter().map(placed).collect::<Result<Vec<_>>>()?;
         interruptible(py, move |stop| {
-            let result = write_all(&open, &pieces, threads.clamp(1, 64), stop);
+            let options = WriteOptions { threads, stream };
+            let result = open.write(&engine, &parts, options, stop);
             drop(owners);
             result
         })
@@ -210,65 +219,4 @@ fn specs_of(tensors: Vec<(String, String, Vec<u64>)>) -> forebay_error::Result<V
         None => Err(Error::new(Code::UnknownDtype, format!("no dtype is called `{dtype}`"))),
     };
     tensors.into_iter().map(one).collect()
-}
-
-/// Bytes in memory and their place in a file.
-struct Part {
-    file: usize,
-    offset: u64,
-    address: usize,
-    len: u64,
-}
-
-fn write_all(
-    open: &Open,
-    parts: &[Part],
-    threads: usize,
-    stop: &Stop,
-) -> forebay_error::Result<()> {
-    let files = open.files();
-    let Some(files) = files.as_ref() else {
-        return Err(Error::new(Code::Usage, "this save was committed or given up before"));
-    };
-    let next = AtomicUsize::new(0);
-    let failed = Stop::default();
-    let first: Mutex<Option<Error>> = Mutex::new(None);
-    let work = || {
-        while let Some(part) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if failed.is_set() || stop.is_set() {
-                return;
-            }
-            if let Err(error) = write_part(files, part) {
-                failed.set();
-                first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 1..threads.min(parts.len()) {
-            scope.spawn(work);
-        }
-        work();
-    });
-    if let Some(error) = first.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        return Err(error);
-    }
-    match stop.is_set() {
-        true => Err(Error::new(Code::Cancelled, "the save was cancelled")),
-        false => Ok(()),
-    }
-}
-
-fn write_part(files: &Files, part: &Part) -> forebay_error::Result<()> {
-    let Some(file) = files.file(part.file) else {
-        return Err(Error::new(Code::Internal, "no such file number"));
-    };
-    // SAFETY: valid for `len` bytes as long as the owners live, which `Save::write` holds until every thread is done;
-    // the package passes addresses and sizes of tensors in host memory. Nobody promises that no other thread writes to
-    // the tensor meanwhile: the bytes go to the kernel, which does not mind, and are not looked at here.
-    let bytes = unsafe { std::slice::from_raw_parts(part.address as *const u8, part.len as usize) };
-    file.file().write_all_at(bytes, part.offset).map_err(|error| {
-        let what = format!("cannot write {} bytes at byte {}", part.len, part.offset);
-        Error::io(what, error).at(file.dest().display())
-    })
 }

@@ -25,6 +25,11 @@ impl Stop {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// The flag itself, for calls that look at it.
+    pub(crate) fn flag(&self) -> &AtomicBool {
+        &self.0
+    }
+
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

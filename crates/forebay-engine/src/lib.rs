@@ -4,6 +4,7 @@
 //! [`Engine`] starts a [`Session`] that moves the pieces from [`RangeSource`]s to the device's memory. Worker threads
 //! (`worker`) take pieces from one queue (`queue`); which way a piece goes is decided by `route`; each way of reading is
 //! one file of `paths`, and one thread (`pump`) does all that concerns a GPU. Nothing here knows a framework: targets are addresses, and who provides them keeps them alive.
+//! A save is [`Engine::write`]: parts of the device's memory to ranges of [`RangeSink`]s.
 
 mod engine;
 mod options;
@@ -16,9 +17,11 @@ mod route;
 mod select;
 mod session;
 mod shared;
+mod sink;
 mod slots;
 mod source;
 mod worker;
+mod write;
 
 pub use engine::{Engine, LinkRate, measure_link};
 pub use options::{
@@ -28,4 +31,6 @@ pub use plan::{GAP_BYTES, Move, Op, Piece, Plan};
 pub use report::{Path, PathShare, Report};
 pub use select::{Selection, Wanted};
 pub use session::Session;
+pub use sink::{FileSink, RangeSink, write_all_at};
 pub use source::{DirectFile, LocalFile, RangeSource, read_exact_at, sources_of};
+pub use write::{Part, WriteOptions, WriteReport};

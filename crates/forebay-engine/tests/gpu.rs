@@ -13,7 +13,8 @@ use common::*;
 use forebay_device::Device;
 use forebay_device::cuda::{DeviceBuffer, Stream};
 use forebay_engine::{
-    CacheChoice, Engine, EngineConfig, LoadOptions, Move, Path, PathChoice, Plan, Report,
+    CacheChoice, Engine, EngineConfig, FileSink, LoadOptions, Move, Part, Path, PathChoice, Plan,
+    Report, WriteOptions,
 };
 
 fn gpu() -> Option<Device> {
@@ -195,4 +196,35 @@ fn targets_in_allocations_side_by_side_are_copied_one_by_one() {
             }
         }
     }
+}
+
+#[test]
+fn what_was_loaded_can_be_saved_again() {
+    let Some(device) = gpu() else { return };
+    let Device::Cuda(gpu) = &device else { return };
+    let engine = Engine::new(device.clone(), EngineConfig::default());
+    let bytes = pattern(6, 70_000_003);
+    let folder = tempfile::tempdir().unwrap();
+    let path = write_file(folder.path(), "model", &bytes);
+    let saved = folder.path().join("saved");
+    gpu.with_context(|| {
+        let buffer = DeviceBuffer::new(gpu, bytes.len() as u64)?;
+        let whole = Move::contiguous(0, 0, 0, 0, buffer.len());
+        let plan = Plan::build(vec![whole], vec![buffer.len()], 4 << 20, &[])?;
+        let session = engine.start(plan, vec![source(&path)], LoadOptions::default())?;
+        // SAFETY: the buffer outlives the session.
+        unsafe { session.provide(&[buffer.address()], Some(0), None)? };
+        session.finish()?;
+        let file = std::fs::File::create(&saved).unwrap();
+        let sink = FileSink::new(&file, "saved");
+        let part = Part { sink: 0, offset: 5, address: buffer.address(), len: buffer.len() };
+        let options = WriteOptions { threads: Some(3), stream: Some(0) };
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        // SAFETY: the buffer outlives the call, and nobody writes to it.
+        let report = unsafe { engine.write(&[part], &[&sink], options, &stop)? };
+        assert_eq!(report.bytes, buffer.len());
+        Ok(())
+    })
+    .unwrap();
+    assert!(std::fs::read(&saved).unwrap()[5..] == bytes);
 }

@@ -1,0 +1,67 @@
+//! The GPU half of the engine under the simulated driver (`forebay-simgpu`), for machines without a GPU. **unsafe**:
+//! targets are provided by address.
+//!
+//! The tests of `gpu.rs` and of `stress` run on whatever driver the process finds. Those here start this program again
+//! with the simulator in the driver's place, so that each child has a driver of its own with settings of its own, and
+//! look at how it ends: a violation of the driver's rules aborts it.
+//!
+//! | module | what is tested |
+//! | --- | --- |
+//! | `gpu` | the tests of real GPUs |
+//! | `stress` | random plans and feeds, cancelled loads, loads side by side, fences |
+//! | `faults` | what loads do when the driver refuses; each needs the settings that its parent gives |
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
+
+mod faults;
+#[path = "../gpu.rs"]
+mod gpu;
+#[path = "../../../forebay-simgpu/harness.rs"]
+mod harness;
+mod stress;
+
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use harness::Simulator;
+
+/// How long a child may take before it counts as hanging.
+const CHILD_MAX: Duration = Duration::from_secs(600);
+
+/// Runs the tests of this program whose names contain `filter` under the simulator; there must be `least`, and all pass.
+fn run(filter: &str, least: usize, settings: &[(&str, &str)]) -> String {
+    let simulator = Simulator::find();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([filter, "--nocapture", "--include-ignored", "--test-threads=2"]);
+    let output = finish(simulator.apply(&mut command, settings));
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    assert!(output.status.success(), "{filter} {settings:?}: {}\n{text}", output.status);
+    assert!(!text.to_lowercase().contains("skipped"), "{text}");
+    assert!(!text.contains("VIOLATION"), "{text}");
+    let passed = text.rsplit_once(" passed; 0 failed; 0 ignored").unwrap().0;
+    let passed: usize = passed.rsplit_once(' ').unwrap().1.parse().unwrap();
+    assert!(passed >= least, "{passed} tests of {filter} ran, {least} at the least\n{text}");
+    text
+}
+
+/// Waits for a child, but not for ever.
+fn finish(command: &mut Command) -> Output {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = rustix::process::Pid::from_child(&child);
+    let started = Instant::now();
+    let waiter = std::thread::spawn(move || child.wait_with_output().unwrap());
+    while !waiter.is_finished() {
+        if started.elapsed() > CHILD_MAX {
+            // Its output so far is in the failure.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::ABORT);
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    waiter.join().unwrap()
+}
+
+#[test]
+fn the_tests_of_real_gpus_pass_under_the_simulator() {
+    run("gpu::", 4, &[]);
+}

@@ -233,12 +233,14 @@ impl Arena {
         // SAFETY: page-aligned, inside the mapping, which outlives the registration: `ReadySlot`s go first in `drop`.
         let registration =
             unsafe { Registration::new(gpu, address, self.stride) }.map_err(|error| {
-                Error::new(
-                    Code::OutOfMemory,
-                    format!("cannot pin {} bytes of staging memory", self.stride),
-                )
+                let what = format!("cannot pin {} bytes of staging memory", self.stride);
+                let pinned = Error::new(error.code(), what);
+                match error.code() {
+                    Code::OutOfMemory => pinned
+                        .hint("lower the arena's size, or raise the limit on locked memory"),
+                    _ => pinned,
+                }
                 .with_source(error)
-                .hint("lower the arena's size, or raise the limit on locked memory")
             })?;
         Ok(ReadySlot { index, _registration: Some(registration) })
     }

@@ -309,10 +309,14 @@ impl Pump<'_> {
                 cold.push(piece);
             }
         }
-        match route.cold() {
-            Cold::Buffered => self.shared.queue.leave_to_copy(&cold),
-            Cold::Ring | Cold::Threads => self.shared.queue.push_cold(&cold),
+        if route.cold() != Cold::Buffered {
+            // Packed rows are too short for direct reads.
+            let packed = |&piece: &u32| self.shared.piece(piece).is_ok_and(|piece| piece.packed);
+            let (packed, direct): (Vec<u32>, Vec<u32>) = cold.into_iter().partition(packed);
+            self.shared.queue.push_cold(&direct);
+            cold = packed;
         }
+        self.shared.queue.leave_to_copy(&cold);
         Ok(warm)
     }
 
@@ -329,12 +333,11 @@ impl Pump<'_> {
     fn register(&mut self, group: &[u32]) -> std::result::Result<Batch, Refusal> {
         let said = Refusal::Said;
         let shared = self.shared;
-        let (Some(&first), Some(&last)) = (group.first(), group.last()) else {
+        let Some(&first) = group.first() else {
             return Err(said(internal("empty DMA batch")));
         };
         let first = shared.piece(first).map_err(said)?;
-        let last = shared.piece(last).map_err(said)?;
-        let (offset, len) = (first.offset, last.offset + last.len - first.offset);
+        let (offset, len) = shared.span(group).map_err(said)?;
         let page = rustix::param::page_size() as u64;
         let window = self.take_window(len + 2 * page)?;
         let file = self.file(first.object).map_err(said)?;

@@ -101,6 +101,18 @@ impl Shared {
         self.plan.pieces().get(index as usize).ok_or_else(|| internal("piece out of the plan"))
     }
 
+    /// Offset and length of what holds all of these pieces of one object. They come in order of their offsets, but rows
+    /// of two targets may lie between each other: the last piece is not always the one that ends last.
+    pub(crate) fn span(&self, pieces: &[u32]) -> Result<(u64, u64)> {
+        let (mut start, mut end) = (u64::MAX, 0);
+        for &index in pieces {
+            let piece = self.piece(index)?;
+            start = start.min(piece.offset);
+            end = end.max(piece.offset + piece.len);
+        }
+        Ok((start, end.saturating_sub(start)))
+    }
+
     pub(crate) fn source(&self, object: u32) -> Result<&Arc<dyn RangeSource>> {
         self.sources.get(object as usize).ok_or_else(|| internal("object out of the plan"))
     }
@@ -245,6 +257,11 @@ impl Shared {
     pub(crate) fn worker_ended(&self) {
         // Under the progress lock, so that a waiter cannot miss the last one.
         let _progress = lock(&self.progress);
+        if self.active.load(Ordering::Acquire) == 1 {
+            // The last: staging goes to other loads now, even if the caller keeps the session.
+            drop(self.queue.take_loaded());
+            self.slots.give_back();
+        }
         self.active.fetch_sub(1, Ordering::AcqRel);
         self.progressed.notify_all();
     }

@@ -2,7 +2,7 @@
 //!
 //! Readers take a slot, fill it and hand it on with the piece; it comes back here when the bytes are in their targets.
 //! A load takes slots from the arena one by one, as it first needs them and up to its limit, so a small model pins
-//! 4 MiB and two loads side by side can share a small arena. They go back to the arena with the load.
+//! 4 MiB and two loads side by side can share a small arena. They go back to the arena when the load's last worker ends.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -71,6 +71,15 @@ impl Slots {
         self.returned.notify_one();
     }
 
+    /// Gives the free slots back to the arena.
+    pub(crate) fn give_back(&self) {
+        let mut state = lock(&self.state);
+        let free = std::mem::take(&mut state.free);
+        state.held -= free.len();
+        drop(state);
+        drop(free);
+    }
+
     fn take_free_or_fresh(
         &self,
         arena: &Arc<Arena>,
@@ -92,13 +101,30 @@ impl Slots {
         let taken = arena.acquire(1, &|| !first || give_up());
         match taken.map(|mut slots| slots.pop()) {
             Ok(Some(slot)) => Ok(Some(slot)),
-            other => {
+            Ok(None) => {
                 lock(&self.state).held -= 1;
-                match other {
-                    Err(error) if first || error.code() != Code::Cancelled => Err(error),
-                    _ => Ok(None),
-                }
+                Ok(None)
             }
+            Err(error) => self.without(error, first),
+        }
+    }
+}
+
+impl Slots {
+    /// No slot from the arena: an error, unless the load can go on with those that it has.
+    fn without(&self, error: Error, first: bool) -> Result<Option<Slot>> {
+        let mut state = lock(&self.state);
+        state.held -= 1;
+        match error.code() {
+            Code::Cancelled if !first => Ok(None),
+            Code::OutOfMemory if state.held > 0 => {
+                self.limit.store(state.held, Ordering::Relaxed);
+                let slots = state.held;
+                drop(state);
+                tracing::warn!(%error, slots, "no more staging memory; going on with less");
+                Ok(None)
+            }
+            _ => Err(error),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
-mod common;
+pub(crate) mod common;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use forebay_engine::{
     Report, WriteOptions,
 };
 
-fn gpu() -> Option<Device> {
+pub(crate) fn gpu() -> Option<Device> {
     match Device::open("cuda:0") {
         Ok(device) => Some(device),
         Err(error) => {
@@ -27,7 +27,7 @@ fn gpu() -> Option<Device> {
     }
 }
 
-fn folders() -> Vec<tempfile::TempDir> {
+pub(crate) fn folders() -> Vec<tempfile::TempDir> {
     // A disk and a tmpfs: their pages differ. The build folder may be missing on a machine that only runs tests.
     let disk = std::env::temp_dir();
     let mut folders = vec![tempfile::tempdir_in(disk).unwrap()];

@@ -57,10 +57,11 @@ pub(crate) fn deliver(shared: &Shared, loaded: Loaded) -> Result<()> {
 
 /// Whether the page cache holds the pieces' whole range.
 pub(crate) fn range_is_resident(shared: &Shared, file: &LocalFile, pieces: &[u32]) -> Result<bool> {
-    let (Some(&first), Some(&last)) = (pieces.first(), pieces.last()) else { return Ok(true) };
-    let (first, last) = (shared.piece(first)?, shared.piece(last)?);
-    let len = last.offset + last.len - first.offset;
-    match forebay_topology::residency::probe(file.file(), first.offset, len) {
+    if pieces.is_empty() {
+        return Ok(true);
+    }
+    let (offset, len) = shared.span(pieces)?;
+    match forebay_topology::residency::probe(file.file(), offset, len) {
         Ok(resident) => Ok(resident.is_resident()),
         Err(error) => {
             tracing::debug!(%error, "residency unknown, taken for resident");

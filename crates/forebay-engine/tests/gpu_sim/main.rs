@@ -34,7 +34,8 @@ fn run(filter: &str, least: usize, settings: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([filter, "--nocapture", "--include-ignored", "--test-threads=2"]);
     let output = finish(simulator.apply(&mut command, settings));
-    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
+    let text =
+        [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap()).concat();
     assert!(output.status.success(), "{filter} {settings:?}: {}\n{text}", output.status);
     assert!(!text.to_lowercase().contains("skipped"), "{text}");
     assert!(!text.contains("VIOLATION"), "{text}");
@@ -64,4 +65,44 @@ fn finish(command: &mut Command) -> Output {
 #[test]
 fn the_tests_of_real_gpus_pass_under_the_simulator() {
     run("gpu::", 4, &[]);
+}
+
+#[test]
+fn random_loads_pass_under_the_simulator() {
+    run("stress::", 4, &[("SIMGPU_DELAY_US", "400")]);
+}
+
+#[test]
+fn registration_may_be_refused() {
+    run("faults::registration_refused", 1, &[("SIMGPU_REGISTER_FAIL", "801")]);
+    run("faults::no_read_only_registration", 1, &[("SIMGPU_READ_ONLY", "0")]);
+}
+
+#[test]
+fn copies_may_fail() {
+    for at in ["1", "20", "60"] {
+        let fails = ("SIMGPU_COPY_FAIL_AT", at);
+        let late = ("SIMGPU_COPY_FAIL_LATE", "1");
+        run("faults::a_copy_fails", 1, &[fails]);
+        run("faults::a_copy_fails", 1, &[fails, late]);
+    }
+    for at in ["1", "7"] {
+        let fails = ("SIMGPU_COPY_FAIL_AT", at);
+        let late = ("SIMGPU_COPY_FAIL_LATE", "1");
+        run("faults::a_dma_copy_fails_when_queued", 1, &[fails]);
+        run("faults::a_dma_copy_fails_when_it_runs", 1, &[fails, late]);
+    }
+}
+
+#[test]
+fn memory_may_be_short() {
+    run("faults::device_memory_is_full", 1, &[("SIMGPU_ALLOC_LIMIT", "8388608")]);
+    // Slots of 256 KiB and their margin of 128 KiB.
+    run("faults::little_can_be_pinned", 1, &[("SIMGPU_PIN_LIMIT", "1179648")]);
+    run("faults::nothing_can_be_pinned", 1, &[("SIMGPU_PIN_LIMIT", "1")]);
+}
+
+#[test]
+fn registration_may_be_slow() {
+    run("faults::registering_is_slow", 1, &[("SIMGPU_REGISTER_GBPS", "0.5")]);
 }

@@ -114,7 +114,7 @@ pub struct Tuning {
     /// Threads up to which a resident tmpfs file is worth DMA. Its pages register at 15 to 28 GB/s, so that few readers
     /// gain by it (2 threads: 26 GB/s against 12) and many lose (8 threads: 36 against 42).
     pub dma_on_tmpfs_threads: usize,
-    /// Direct reads in flight.
+    /// Pieces that a direct worker keeps in flight, at the most; it finds by trial how many pay.
     pub direct_depth: usize,
 }
 

@@ -97,26 +97,27 @@ impl Slots {
             state.held == 1
         };
         // Outside the lock: pinning fresh memory takes a millisecond, and readers do it side by side. Only the first
-        // slot is worth waiting for when the arena is all out; with one, the load goes on.
-        let taken = arena.acquire(1, &|| !first || give_up());
+        // slot is worth waiting for when the arena is all out; with one, the load goes on. Meanwhile another worker may
+        // have got one, and left it here for good.
+        let taken = arena.acquire(1, &|| !first || give_up() || !lock(&self.state).free.is_empty());
         match taken.map(|mut slots| slots.pop()) {
             Ok(Some(slot)) => Ok(Some(slot)),
             Ok(None) => {
                 lock(&self.state).held -= 1;
                 Ok(None)
             }
-            Err(error) => self.without(error, first),
+            Err(error) => self.without(error, first && give_up()),
         }
     }
 }
 
 impl Slots {
-    /// No slot from the arena: an error, unless the load can go on with those that it has.
-    fn without(&self, error: Error, first: bool) -> Result<Option<Slot>> {
+    /// No slot from the arena: an error, unless the load can go on with those that it has, or ask again.
+    fn without(&self, error: Error, given_up: bool) -> Result<Option<Slot>> {
         let mut state = lock(&self.state);
         state.held -= 1;
         match error.code() {
-            Code::Cancelled if !first => Ok(None),
+            Code::Cancelled if !given_up => Ok(None),
             Code::OutOfMemory if state.held > 0 => {
                 self.limit.store(state.held, Ordering::Relaxed);
                 let slots = state.held;
@@ -158,5 +159,18 @@ mod tests {
         assert_eq!(other.try_take(&arena).err().unwrap().code(), Code::Cancelled);
         drop(taken);
         assert!(other.try_take(&arena).unwrap().is_some());
+    }
+
+    #[test]
+    fn who_waits_for_the_arena_takes_a_slot_that_came_back_here() {
+        let (arena, other, slots) = (arena(), Slots::new(8), Slots::new(8));
+        let mut taken: Vec<_> = (0..3).map(|_| other.take(&arena, &|| false).unwrap()).collect();
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| slots.take(&arena, &|| false).map(drop));
+            std::thread::sleep(Duration::from_millis(20));
+            // A second worker of the same load was luckier.
+            slots.put(taken.pop().unwrap());
+            first.join().unwrap().unwrap();
+        });
     }
 }

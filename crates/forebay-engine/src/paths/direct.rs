@@ -1,20 +1,23 @@
 //! Direct reads through io_uring. **unsafe**: it hands staging memory to the kernel.
 //!
-//! One thread keeps a deep queue of reads into its staging slots. A slot whose read has completed goes to its targets
-//! (for a GPU by the pump), and a free slot takes the next read. A slot belongs to its lane from submission to
-//! completion, whatever becomes of the load: a cancelled load's reads are waited for before a slot goes back.
+//! One thread keeps a queue of reads into its staging slots, as deep as pays on this drive (`pacer`). A slot whose reads
+//! have completed goes to its targets (for a GPU by the pump), and a free slot takes the next piece, before any bytes are
+//! copied on. A slot belongs to its lane from submission to the last completion, whatever becomes of the load: a
+//! cancelled load's reads are waited for before a slot goes back.
 //!
 //! Reads are plain, not from fixed buffers: pinning 4 MiB of huge pages for a read takes microseconds beside the 600
 //! that a fast drive needs for it, and fixed buffers would count against the limit on locked memory (often 8 MiB).
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use forebay_device::Slot;
 use forebay_error::{Code, Error, Result};
 use io_uring::{IoUring, opcode, types};
 
 use super::copy::{deliver, refuse_direct};
+use super::pacer::Pacer;
 use crate::pump::Loaded;
 use crate::report::Path;
 use crate::route::{Cold, Refused, refuse};
@@ -24,10 +27,39 @@ use crate::source::{DirectFile, read_exact_at};
 /// How long the ring is waited for before the worker looks whether it is to stop.
 const WAIT_MS: u32 = 100;
 
-/// A read under way: the kernel writes to the slot.
+/// Bytes of one read; a piece is several. Drives take a megabyte at a time better than four (seen on a virtual disk: 1.8
+/// GB/s against 1.5), and an NVMe drive splits requests beyond its own limit anyway.
+const REQUEST_BYTES: usize = 1 << 20;
+
+/// A piece under way: the kernel writes to the slot.
 struct Reading {
     slot: Slot,
     piece: u32,
+    /// Reads that have not completed.
+    pending: usize,
+    /// Bytes of all of them together.
+    len: usize,
+    /// Bytes from the start that arrived for sure.
+    got: usize,
+    /// The first error.
+    errno: Option<i32>,
+}
+
+impl Reading {
+    /// Notes one read's outcome; true when it was the last.
+    fn note(&mut self, request: usize, outcome: i32) -> bool {
+        self.pending = self.pending.saturating_sub(1);
+        let start = request * REQUEST_BYTES;
+        let wanted = REQUEST_BYTES.min(self.len.saturating_sub(start));
+        match usize::try_from(outcome) {
+            Err(_) => {
+                self.errno.get_or_insert(-outcome);
+            }
+            Ok(count) if count < wanted => self.got = self.got.min(start + count),
+            Ok(_) => {}
+        }
+        self.pending == 0
+    }
 }
 
 struct Worker<'a> {
@@ -35,14 +67,17 @@ struct Worker<'a> {
     ring: IoUring,
     /// By the number that the completion carries.
     lanes: Vec<Option<Reading>>,
+    pacer: Pacer,
 }
 
 /// Works until nothing is left. The ring is made when the first cold piece comes.
 pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
     let Some(first) = shared.queue.take_cold(true) else { return Ok(()) };
     shared.queue.push_cold(&[first]);
-    let depth = shared.engine.config().tuning.direct_depth.clamp(1, 1024);
-    let ring = match IoUring::new(depth.next_power_of_two() as u32) {
+    let depth = shared.engine.config().tuning.direct_depth.clamp(1, 256);
+    // A piece and its alignment are at most so many reads.
+    let requests = shared.engine.config().piece_bytes as usize / REQUEST_BYTES + 2;
+    let ring = match IoUring::new((depth * requests).next_power_of_two().min(4096) as u32) {
         Ok(ring) => ring,
         Err(error) => {
             hand_over(shared, &error);
@@ -51,7 +86,7 @@ pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
     };
     shared.slots.allow(depth);
     let lanes = (0..depth).map(|_| None).collect();
-    let mut worker = Worker { shared, ring, lanes };
+    let mut worker = Worker { shared, ring, lanes, pacer: Pacer::new(depth) };
     let result = worker.work();
     let settled = worker.settle();
     result.and(settled)
@@ -71,7 +106,7 @@ fn hand_over(shared: &Shared, error: &std::io::Error) {
 impl Worker<'_> {
     fn work(&mut self) -> Result<()> {
         while !self.shared.is_over() {
-            self.fill()?;
+            self.fill(true)?;
             if self.reading() > 0 {
                 self.reap()?;
             }
@@ -83,11 +118,11 @@ impl Worker<'_> {
         self.lanes.iter().filter(|lane| lane.is_some()).count()
     }
 
-    /// Gives each free lane a piece and a slot. Sleeps only while nothing is being read.
-    fn fill(&mut self) -> Result<()> {
+    /// Gives each free lane a piece and a slot. Sleeps only if it `may_wait`, and only while nothing is being read.
+    fn fill(&mut self, may_wait: bool) -> Result<()> {
         let shared = self.shared;
-        while self.reading() < self.lanes.len() {
-            let idle = self.reading() == 0;
+        while self.reading() < self.pacer.depth() {
+            let idle = may_wait && self.reading() == 0;
             let Some(piece) = shared.queue.take_cold(idle) else { break };
             let arena = shared.engine.arena()?;
             let slot = if idle {
@@ -127,16 +162,25 @@ impl Worker<'_> {
             return Err(internal("direct read leaves its slot"));
         }
         let fd = types::Fd(direct.file.as_raw_fd());
-        let entry = opcode::Read::new(fd, slot.address() as *mut u8, len as u32)
-            .offset(start)
-            .build()
-            .user_data(number as u64);
-        *lane = Some(Reading { slot, piece: index });
-        // SAFETY: the slot is as long as the read and stays in its lane until the completion is reaped; the file is
-        // kept open by the load's sources.
-        if unsafe { self.ring.submission().push(&entry) }.is_err() {
-            *lane = None;
-            return Err(internal("submission queue is full"));
+        let requests = len.div_ceil(REQUEST_BYTES);
+        let address = slot.address();
+        *lane = Some(Reading { slot, piece: index, pending: 0, len, got: len, errno: None });
+        for request in 0..requests {
+            let at = request * REQUEST_BYTES;
+            let count = REQUEST_BYTES.min(len - at);
+            let entry = opcode::Read::new(fd, (address + at) as *mut u8, count as u32)
+                .offset(start + at as u64)
+                .build()
+                .user_data((number as u64) << 32 | request as u64);
+            // SAFETY: the range lies in the slot, which stays in its lane until every read of it was reaped; the file
+            // is kept open by the load's sources.
+            if unsafe { self.ring.submission().push(&entry) }.is_err() {
+                // The ring holds all reads of all lanes; should it not, what is in it is waited for.
+                return Err(internal("submission queue is full"));
+            }
+            if let Some(reading) = lane {
+                reading.pending += 1;
+            }
         }
         loop {
             match self.ring.submit() {
@@ -159,32 +203,47 @@ impl Worker<'_> {
         let completed: Vec<(u64, i32)> =
             self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
         let mut result = Ok(());
+        let mut ended = Vec::with_capacity(completed.len());
         for (number, outcome) in completed {
-            result = result.and(self.complete(number as usize, outcome));
+            let (lane, request) = ((number >> 32) as usize, (number & 0xffff_ffff) as usize);
+            let Some(lane) = self.lanes.get_mut(lane) else { continue };
+            match lane.as_mut().map(|reading| reading.note(request, outcome)) {
+                Some(true) => ended.extend(lane.take()),
+                Some(false) => {}
+                None => result = Err(internal("completion of an idle lane")),
+            }
+        }
+        let now = Instant::now();
+        for reading in &ended {
+            self.pacer.completed(reading.len as u64, now);
+        }
+        for reading in ended {
+            // The next reads first: what follows may copy megabytes, and the drive is not to wait for that.
+            if !self.shared.is_over() {
+                result = result.and(self.fill(false));
+            }
+            result = result.and(self.complete(reading));
         }
         result
     }
 
-    fn complete(&mut self, number: usize, outcome: i32) -> Result<()> {
+    fn complete(&mut self, reading: Reading) -> Result<()> {
         let shared = self.shared;
-        let reading = self.lanes.get_mut(number).and_then(Option::take);
-        let Some(Reading { mut slot, piece: index }) = reading else {
-            return Err(internal("completion of an idle lane"));
-        };
+        let Reading { mut slot, piece: index, got, errno, .. } = reading;
         let piece = shared.piece(index)?;
         let source = shared.source(piece.object)?.as_ref();
         let Some(direct) = direct_of(shared, piece.object)? else {
             return Err(internal("direct read without a file"));
         };
         let (start, head, _) = aligned(direct, piece.offset, piece.len);
-        if outcome < 0 {
+        if let Some(errno) = errno {
             shared.slots.put(slot);
-            let error = std::io::Error::from_raw_os_error(-outcome);
+            let error = std::io::Error::from_raw_os_error(errno);
             if is_busy(&error) {
                 shared.queue.push_cold(&[index]);
                 return Ok(());
             }
-            if outcome == -libc::EINVAL || outcome == -libc::EOPNOTSUPP {
+            if errno == libc::EINVAL || errno == libc::EOPNOTSUPP {
                 refuse_direct(shared, piece)?;
                 shared.queue.leave_to_copy(&[index]);
                 return Ok(());
@@ -193,7 +252,7 @@ impl Worker<'_> {
             return Err(Error::io(what, error).at(source.name()));
         }
         let wanted = head + piece.len as usize;
-        let got = (outcome as usize).max(head);
+        let got = got.max(head);
         if got < wanted
             && let Some(rest) = slot.bytes_mut(wanted).get_mut(got..)
         {

@@ -3,4 +3,5 @@
 pub(crate) mod copy;
 pub(crate) mod direct;
 pub(crate) mod mapping;
+mod pacer;
 pub(crate) mod scatter;

@@ -62,6 +62,8 @@ pub struct Arena {
     device: Device,
     base: usize,
     mapped: usize,
+    /// The size that was asked for; whole slots of it are mapped.
+    limit: usize,
     stride: usize,
     payload: usize,
     slots: usize,
@@ -134,6 +136,7 @@ impl Arena {
             device: device.clone(),
             base: base as usize,
             mapped,
+            limit: config.size_bytes,
             stride,
             payload,
             slots,
@@ -156,7 +159,7 @@ impl Arena {
     /// What it holds.
     pub fn stats(&self) -> ArenaStats {
         ArenaStats {
-            size_bytes: self.mapped,
+            size_bytes: self.limit,
             touched_bytes: (self.slots - self.lock().fresh.len()) * self.stride,
             peak_bytes: self.peak.load(Ordering::Relaxed),
         }
@@ -236,8 +239,9 @@ impl Arena {
                 let what = format!("cannot pin {} bytes of staging memory", self.stride);
                 let pinned = Error::new(error.code(), what);
                 match error.code() {
-                    Code::OutOfMemory => pinned
-                        .hint("lower the arena's size, or raise the limit on locked memory"),
+                    Code::OutOfMemory => {
+                        pinned.hint("lower the arena's size, or raise the limit on locked memory")
+                    }
                     _ => pinned,
                 }
                 .with_source(error)

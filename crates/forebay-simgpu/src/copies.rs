@@ -39,7 +39,10 @@ impl Request {
     fn ranges(&self) -> Outcome<(Range<usize>, Range<u64>)> {
         let bad_pitch = |pitch: usize| pitch < self.width || pitch > MAX_PITCH;
         if self.rows > 1 && (bad_pitch(self.host_pitch) || bad_pitch(self.device_pitch)) {
-            return violation(INVALID_VALUE, &format!("rows overlap or lie too far apart: {self:?}"));
+            return violation(
+                INVALID_VALUE,
+                &format!("rows overlap or lie too far apart: {self:?}"),
+            );
         }
         let host_end = self.host.checked_add(self.span(self.host_pitch)?);
         let device_end = self.device.checked_add(self.span(self.device_pitch)? as u64);

@@ -220,9 +220,8 @@ impl State {
 
     /// A violation if copies use host memory that is to be unregistered.
     pub(crate) fn check_host_unused(&self, range: &Range<usize>) -> Outcome {
-        let uses = |pending: &Pending| {
-            pending.host.start < range.end && range.start < pending.host.end
-        };
+        let uses =
+            |pending: &Pending| pending.host.start < range.end && range.start < pending.host.end;
         self.check_unused(uses, || format!("host memory {range:#x?} unregistered"))
     }
 

@@ -166,9 +166,8 @@ fn a_host_range_is_in_one_registration_or_in_none() {
     let driver = driver();
     let (device, stream) = (allocate(MIB), stream());
     let host = Pages::new(4 * PAGE);
-    let register = |page: usize| {
-        mem_host_register((host.address + page * PAGE) as *mut c_void, PAGE, 0)
-    };
+    let register =
+        |page: usize| mem_host_register((host.address + page * PAGE) as *mut c_void, PAGE, 0);
     assert_eq!((register(1), register(2)), (SUCCESS, SUCCESS));
     assert_eq!(to_device(device, host.address + PAGE, PAGE, stream), SUCCESS);
     assert_eq!(to_device(device, host.address, PAGE, stream), SUCCESS, "pageable");
@@ -253,7 +252,6 @@ fn memory_that_goes_while_copies_are_queued() {
     // Its address may become another test's.
     assert_eq!(gone.unregister(), SUCCESS);
 }
-
 
 #[test]
 fn a_thread_without_a_context_gets_201() {

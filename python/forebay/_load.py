@@ -190,7 +190,13 @@ class _Load:
         """One session through bounded memory; `take` gets each tensor as it arrives."""
         self._count(layout)
         self.cast_tensors += len(layout)
-        session = start(self.catalog, engine(place.engine, self.options), wants, self.options)
+        session = start(
+            self.catalog,
+            engine(place.engine, self.options),
+            wants,
+            self.options,
+            CAST_WINDOW_BYTES,
+        )
         try:
             for target, tensor in stream(session, place.framework, layout, CAST_WINDOW_BYTES):
                 take(target, tensor)

@@ -50,6 +50,7 @@ class Engine:
         threads: int | None = None,
         path: str = "auto",
         cache: str = "auto",
+        batch_bytes: int | None = None,
     ) -> Session: ...
     @property
     def device(self) -> str: ...

@@ -175,7 +175,7 @@ class SafeOpen:
     ) -> Iterator[tuple[str, Tensor]]:
         self._open()
         running = engine(self._place.engine, self._options)
-        session = start(catalog, running, wants, self._options)
+        session = start(catalog, running, wants, self._options, max_bytes)
         self._running.add(session)
         try:
 

@@ -5,8 +5,8 @@ first, that workers start at once, then larger ones, because each costs a call a
 overlaps the transfers.
 
 Where memory is bounded (`stream`), targets are provided while they fit the budget and handed over as they arrive. A piece
-of a file that covers several small tensors is read only when all of them have memory; so the bound may be exceeded by
-the tensors of one piece (4 MiB, and the tensor that ends it).
+of a file that covers several small tensors is read only when all of them have memory; so the session is started in
+batches of half the budget, which pieces do not cross, and a larger tensor goes alone.
 """
 
 from __future__ import annotations
@@ -95,15 +95,21 @@ def _check_holdable(shape: Shape, name: str) -> None:
 
 
 def start(
-    catalog: Catalog, engine: _native.Engine, wants: Sequence[Want] | None, options: Options
+    catalog: Catalog,
+    engine: _native.Engine,
+    wants: Sequence[Want] | None,
+    options: Options,
+    budget: int | None = None,
 ) -> _native.Session:
-    """Starts a session for `wants`, ascending by place; `None` for everything."""
+    """Starts a session for `wants`, ascending by place; `None` for everything. With a `budget` of bytes it is made for
+    `stream`: in batches of half of it, so that one arrives while the other is with the consumer."""
     return engine.start(
         catalog.model,
         wants,
         threads=options.threads,
         path=options.path,
         cache=options.cache,
+        batch_bytes=None if budget is None else max(budget // 2, 1),
     )
 
 

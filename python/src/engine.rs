@@ -35,8 +35,9 @@ impl Engine {
     }
 
     /// Starts a load of `wanted`, ascending by (tensor, place in the list); target `i` is `wanted[i]`. `None` is every
-    /// tensor, whole.
-    #[pyo3(signature = (model, wanted, threads=None, path="auto", cache="auto"))]
+    /// tensor, whole. With `batch_bytes` neighbours form batches of at most so many bytes (or one tensor), each of which
+    /// completes when its own targets have been provided.
+    #[pyo3(signature = (model, wanted, threads=None, path="auto", cache="auto", batch_bytes=None))]
     fn start(
         &self,
         py: Python<'_>,
@@ -45,6 +46,7 @@ impl Engine {
         threads: Option<usize>,
         path: &str,
         cache: &str,
+        batch_bytes: Option<u64>,
     ) -> Result<Session> {
         let engine = self.inner.get()?.clone();
         let path = PathChoice::parse(path)?;
@@ -60,7 +62,11 @@ impl Engine {
                 Some(wanted) => Selection::new(&model.catalog, wanted)?,
                 None => Selection::all(&model.catalog)?,
             };
-            let (order, plan) = selection.plan(engine.config().piece_bytes)?;
+            let piece = engine.config().piece_bytes;
+            let (order, plan) = match batch_bytes {
+                Some(bytes) => selection.plan_in_batches(piece, bytes)?,
+                None => selection.plan(piece)?,
+            };
             let in_order = match &asked {
                 Some(asked) => order.iter().map(|want| want.tensor).eq(asked.iter().copied()),
                 None => order.iter().map(|want| want.tensor).eq(0..count),
@@ -68,7 +74,7 @@ impl Engine {
             if !in_order {
                 return Err(Error::new(Code::Internal, "targets are not in reading order"));
             }
-            let needs = needs_of(&plan, count);
+            let needs = plan.needs();
             let sources = forebay_engine::sources_of(&model.files)?;
             let session = engine.start(plan, sources, options)?;
             Ok((session, needs))
@@ -96,22 +102,6 @@ fn wanted_of(wanted: Vec<(usize, RegionArg)>) -> forebay_error::Result<Vec<Wante
         Ok(Wanted { tensor, region })
     };
     wanted.into_iter().map(one).collect()
-}
-
-/// For each target, how many targets must have been provided before it can be complete: a piece is read only once all
-/// its targets are there, and pieces are read in order.
-fn needs_of(plan: &forebay_engine::Plan, targets: usize) -> Vec<u32> {
-    let mut needs: Vec<u32> = (1..=targets as u32).collect();
-    let mut reached = 0;
-    for piece in plan.pieces() {
-        reached = reached.max(piece.last_target + 1);
-        for op in plan.ops_of(piece) {
-            if let Some(need) = needs.get_mut(op.part.target as usize) {
-                *need = reached.max(*need);
-            }
-        }
-    }
-    needs
 }
 
 fn config_of(settings: &Bound<'_, PyDict>) -> Result<EngineConfig> {

@@ -151,6 +151,22 @@ impl Plan {
         self.ops.get(piece.ops.clone()).unwrap_or_default()
     }
 
+    /// For each target, how many targets must have been provided before it can be complete: a piece is moved when all
+    /// of its targets are there, and pieces become runnable in order.
+    pub fn needs(&self) -> Vec<u32> {
+        let mut needs: Vec<u32> = (1..=self.target_bytes.len() as u32).collect();
+        let mut reached = 0;
+        for piece in &self.pieces {
+            reached = reached.max(piece.last_target + 1);
+            for op in self.ops_of(piece) {
+                if let Some(need) = needs.get_mut(op.part.target as usize) {
+                    *need = reached.max(*need);
+                }
+            }
+        }
+        needs
+    }
+
     /// Bytes of each target.
     pub fn target_bytes(&self) -> &[u64] {
         &self.target_bytes

@@ -155,4 +155,5 @@ fn no_piece_holds_two_batches() {
         .map(|piece| plan.ops_of(piece).iter().map(|op| op.part.target).collect())
         .collect();
     assert_eq!(targets, [vec![0, 1, 2, 3], vec![4], vec![5, 6, 7, 8]]);
+    assert_eq!(plan.needs(), [4, 4, 4, 4, 5, 9, 9, 9, 9]);
 }

@@ -1,7 +1,5 @@
 //! From names and regions to a plan.
 
-use std::ops::Range;
-
 use forebay_error::{Code, Error, Result};
 use forebay_format::Catalog;
 use forebay_tensor::{Region, byte_runs};
@@ -68,30 +66,23 @@ impl Selection {
     }
 
     /// The plan for a load in batches of neighbouring targets, each of at most `batch_bytes` or of one target: a batch
-    /// completes when its own targets have been provided, whatever comes next. The third value is each batch's range of
-    /// targets.
+    /// completes when its own targets have been provided, whatever comes next ([`Plan::needs`]).
     pub fn plan_in_batches(
         self,
         piece_bytes: u64,
         batch_bytes: u64,
-    ) -> Result<(Vec<Wanted>, Plan, Vec<Range<usize>>)> {
-        let mut batches: Vec<Range<usize>> = Vec::new();
+    ) -> Result<(Vec<Wanted>, Plan)> {
+        let mut starts = Vec::new();
         let mut held = 0_u64;
         for (target, &bytes) in self.bytes.iter().enumerate() {
-            match batches.last_mut() {
-                Some(batch) if held.saturating_add(bytes) <= batch_bytes => {
-                    batch.end = target + 1;
-                    held += bytes;
-                }
-                _ => {
-                    batches.push(target..target + 1);
-                    held = bytes;
-                }
+            if target == 0 || held.saturating_add(bytes) > batch_bytes {
+                starts.push(target as u32);
+                held = 0;
             }
+            held = held.saturating_add(bytes);
         }
-        let starts: Vec<u32> = batches.iter().map(|batch| batch.start as u32).collect();
         let plan = Plan::build(self.moves, self.bytes, piece_bytes, &starts)?;
-        Ok((self.wanted, plan, batches))
+        Ok((self.wanted, plan))
     }
 }
 
@@ -103,7 +94,7 @@ fn add_moves(catalog: &Catalog, want: &Wanted, target: u32, moves: &mut Vec<Move
         moves.push(Move::contiguous(object, target, entry.offset, 0, entry.bytes));
         return Ok(entry.bytes);
     };
-    let place = |error: Error| error.at(format!("tensor `{}`", entry.name));
+    let place = |error: Error| error.at(format!("tensor {:?}", entry.name));
     region.check_within(&entry.shape).map_err(place)?;
     let runs = byte_runs(entry.dtype, &entry.shape, region).map_err(place)?;
     let total = runs.total_bytes();

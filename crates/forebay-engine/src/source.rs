@@ -141,7 +141,7 @@ pub fn sources_of(files: &[Arc<OpenFile>]) -> Result<Vec<Arc<dyn RangeSource>>> 
 
 /// Fills `into` from `offset` on, through short reads and interruptions.
 ///
-/// Errors: `truncated` at an early end, `io` and its kin otherwise, naming object and byte.
+/// Errors: `file_changed` at an early end, `io` and its kin otherwise, naming object and byte.
 pub fn read_exact_at(source: &dyn RangeSource, into: &mut [u8], offset: u64) -> Result<()> {
     let mut done = 0;
     while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
@@ -159,11 +159,11 @@ pub fn read_exact_at(source: &dyn RangeSource, into: &mut [u8], offset: u64) -> 
     Ok(())
 }
 
-/// The error for a file that ends before it should.
+/// The error for a file that ends before it should. Every range was inside the file when it was opened, so it shrank.
 pub(crate) fn ended_early(source: &dyn RangeSource, offset: u64, len: u64, at: u64) -> Error {
     let wanted = offset + len;
     let text = format!("file ends at byte {at}, byte {wanted} was to be read");
-    Error::new(forebay_error::Code::Truncated, text)
+    Error::new(forebay_error::Code::FileChanged, text)
         .at(source.name())
         .hint("the file shrank since it was opened: load again once its writer is done")
 }

@@ -169,7 +169,7 @@ fn a_file_that_shrank_is_an_error_on_every_path() {
         let plan = uneven_plan(&[bytes.len()], PIECE);
         let result = load_host(&engine, plan, vec![opened], options(path_choice));
         let error = result.err().unwrap();
-        assert_eq!(error.code(), Code::Truncated, "{error:?}");
+        assert_eq!(error.code(), Code::FileChanged, "{error:?}");
         assert!(error.place().unwrap().contains("model"));
     }
 }

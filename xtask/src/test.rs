@@ -31,6 +31,9 @@ pub(crate) fn run_tests(full: bool) -> Result {
 }
 
 fn rust(full: bool) -> Result {
+    heading("the simulated GPU");
+    // A C library, which tests find by its file: Cargo builds none for a test.
+    run(cargo().args(["build", "--locked", "--package", "forebay-simgpu"]))?;
     heading("Rust tests");
     let mut tests = cargo();
     // The Python module is a library for an interpreter to load: it has no test program.

@@ -28,7 +28,8 @@ use harness::Simulator;
 /// How long a child may take before it counts as hanging.
 const CHILD_MAX: Duration = Duration::from_secs(600);
 
-/// Runs the tests of this program whose names contain `filter` under the simulator; there must be `least`, and all pass.
+/// Runs the tests of this program whose names contain `filter` under the simulator; there must be `least`, and all
+/// pass.
 fn run(filter: &str, least: usize, settings: &[(&str, &str)]) -> String {
     let simulator = Simulator::find();
     let mut command = Command::new(std::env::current_exe().unwrap());

@@ -75,18 +75,24 @@ fn wish(random: &mut Random, files: &[File]) -> Wish {
         }
         let mut at = random.range(0, 5000);
         let most = random.pick(&[40, 3000, 70_000, 2_000_000]);
+        // Neighbours in the file that can be neighbours on the device too: in whole steps of its allocator.
+        let plain = random.one_in(3);
         while wish.sizes.len() < 400 {
             let target = wish.sizes.len() as u32;
             let run = random.range(0, most);
-            let rows = if random.one_in(6) { random.range(2, 30) } else { 1 };
+            let run = if plain { run.next_multiple_of(512) } else { run };
+            let rows = if !plain && random.one_in(6) { random.range(2, 30) } else { 1 };
             let run = if rows > 1 { run / rows + 1 } else { run };
-            let gap = random.pick(&[0, 0, 1, 100, 20_000]);
+            let gap = if plain { 0 } else { random.pick(&[0, 0, 1, 100, 20_000]) };
             let from_stride = run + gap;
             if at + rows * from_stride > file.bytes.len() as u64 {
                 break;
             }
-            let to_stride = run + random.pick(&[0, 0, 3]);
-            let to = random.pick(&[0, 0, 0, 13]);
+            let (pad, to) = match plain {
+                true => (0, 0),
+                false => (random.pick(&[0, 0, 3]), random.pick(&[0, 0, 0, 13])),
+            };
+            let to_stride = run + pad;
             let object = object as u32;
             let part = Move { object, target, from: at, from_stride, to, to_stride, run, rows };
             wish.moves.push(part);
@@ -103,7 +109,10 @@ fn wish(random: &mut Random, files: &[File]) -> Wish {
                 wish.moves.push(part);
                 wish.sizes.push(rows * run);
             }
-            at += rows * from_stride + random.pick(&[0, 0, 0, 7, 30_000, 1_000_000]);
+            at += rows * from_stride;
+            if !plain {
+                at += random.pick(&[0, 0, 0, 7, 30_000, 1_000_000]);
+            }
         }
     }
     wish

@@ -7,16 +7,21 @@
 //! | `output` | JSON, escapes, exit codes, environment, closed pipes |
 //! | `trouble` | refusals of the kernel, strangers' files, files that change, signals |
 //! | `bench` | the benchmark makes, measures and cleans up |
+//! | `gpu` | loads to a GPU that the simulated driver plays |
 
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
+    clippy::panic,
     clippy::print_stderr,
     reason = "a test that cannot go on must fail, and one that is skipped must say so"
 )]
 
 mod battery;
 mod bench;
+mod gpu;
+#[path = "../../../forebay-simgpu/harness.rs"]
+mod harness;
 mod output;
 mod select;
 mod trouble;

@@ -36,9 +36,12 @@ fn setup() -> Setup {
     Setup { engine: Engine::new(device, config), bytes, path, _folder: folder }
 }
 
+/// Targets and report.
+type Arrived = (Vec<Vec<u8>>, Report);
+
 impl Setup {
     /// Loads; the session too, for a look at how it ended.
-    fn load(&self, choice: PathChoice) -> (Session, Result<(Vec<Vec<u8>>, Report)>) {
+    fn load(&self, choice: PathChoice) -> (Session, Result<Arrived>) {
         let Device::Cuda(gpu) = self.engine.device() else { panic!("no GPU") };
         let plan = uneven_plan(&[self.bytes.len()], PIECE);
         let sizes = plan.target_bytes().to_vec();

@@ -121,9 +121,10 @@ fn work() -> Result<()> {
     println!("{} files, {:.2} GB, link {link:.1} GB/s", files.len(), total as f64 / 1e9);
     let Device::Cuda(gpu) = &device else { return Ok(()) };
     gpu.with_context(|| {
-        let buffers =
-            files.iter().map(|file| DeviceBuffer::new(gpu, file.size())).collect::<Result<Vec<_>>>()?;
-        let targets: Vec<_> = buffers.iter().map(|buffer| (buffer.address(), buffer.len())).collect();
+        let buffer_of = |file: &Arc<OpenFile>| DeviceBuffer::new(gpu, file.size());
+        let buffers = files.iter().map(buffer_of).collect::<Result<Vec<_>>>()?;
+        let target_of = |buffer: &DeviceBuffer| (buffer.address(), buffer.len());
+        let targets: Vec<_> = buffers.iter().map(target_of).collect();
         for _ in 0..=rounds {
             for line in &mut lines {
                 run(line, &files, &targets)?;
@@ -137,7 +138,8 @@ fn work() -> Result<()> {
             let slowest = line.seconds.last().copied().unwrap_or(f64::NAN);
             let cpu = line.cpu.get(line.cpu.len() / 2).copied().unwrap_or(f64::NAN);
             println!(
-                "{:5.1} GB/s ({:.2} of link, slowest {:5.1}, first {:5.1}) cpu {:4.0} ms/GB | {} | {}",
+                "{:5.1} GB/s ({:.2} of link, slowest {:5.1}, first {:5.1}) cpu {:4.0} ms/GB \
+                 | {} | {}",
                 gigabytes / median,
                 gigabytes / median / link,
                 gigabytes / slowest,

@@ -1,4 +1,4 @@
-//! The engine: a device, an arena, and the limits of both.
+//! The engine: a device, an arena, and the limits of both. **unsafe**: measuring the link queues copies.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

@@ -2,9 +2,10 @@
 //!
 //! A load goes down one way: a [`Selection`] of a catalog becomes [`Move`]s, those a [`Plan`] of pieces, and an
 //! [`Engine`] starts a [`Session`] that moves the pieces from [`RangeSource`]s to the device's memory. Worker threads
-//! (`worker`) take pieces from one queue (`queue`); which way a piece goes is decided by `route`; each way of reading is
-//! one file of `paths`, and one thread (`pump`) does all that concerns a GPU. Nothing here knows a framework: targets are addresses, and who provides them keeps them alive.
-//! A save is [`Engine::write`]: parts of the device's memory to ranges of [`RangeSink`]s.
+//! (`worker`) take pieces from one queue (`queue`); which way a piece goes is decided by `route`; each way of reading
+//! is one file of `paths`, and one thread (`pump`) does all that concerns a GPU. Nothing here knows a framework:
+//! targets are addresses, and who provides them keeps them alive. A save is [`Engine::write`]: parts of the device's
+//! memory to ranges of [`RangeSink`]s.
 
 mod engine;
 mod options;

@@ -64,7 +64,9 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn every_byte_lands_where_the_move_says(moves in prop::collection::vec(some_move(600_000), 1..12)) {
+    fn every_byte_lands_where_the_move_says(
+        moves in prop::collection::vec(some_move(600_000), 1..12),
+    ) {
         let objects = [object(1, 600_000), object(2, 600_000)];
         let mut moves = moves;
         moves.sort_by_key(|part| (part.object, part.from));

@@ -20,11 +20,11 @@
 //!
 //! # Page-cache DMA
 //!
-//! The GPU reads the page cache itself, at the full rate of the link and 20 to 30 ms of CPU a GB. Registering runs at 30
-//! to 50 GB/s, so alone it does not fill the link; what it leaves, readers fill. A batch is small (64 MiB, 1.4 ms) so
-//! that slots do not wait long. Registrations are released after the last byte has arrived (130 GB/s): releasing takes
-//! the lock too, and the caller has its tensors by then. Until then they count against the window; when it is full,
-//! half of the spent ones go at once.
+//! The GPU reads the page cache itself, at the full rate of the link and 20 to 30 ms of CPU a GB. Registering runs at
+//! 30 to 50 GB/s, so alone it does not fill the link; what it leaves, readers fill. A batch is small (64 MiB, 1.4 ms)
+//! so that slots do not wait long. Registrations are released after the last byte has arrived (130 GB/s): releasing
+//! takes the lock too, and the caller has its tensors by then. Until then they count against the window; when it is
+//! full, half of the spent ones go at once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

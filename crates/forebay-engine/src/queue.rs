@@ -1,10 +1,10 @@
 //! The pieces that wait for a worker, and the filled slots that wait for the pump.
 //!
 //! Pieces become runnable in plan order, as the addresses of their targets are provided. They wait in one row: the pump
-//! takes groups for DMA from its front, readers take single pieces from its back, so that both work on contiguous ranges
-//! and meet in the middle; without DMA, readers take from the front, which is the order that file systems read ahead in.
-//! A piece that turns out not to be resident moves to the cold row, which the direct worker serves from its front; one
-//! that DMA may not do is left to the readers.
+//! takes groups for DMA from its front, readers take single pieces from its back, so that both work on contiguous
+//! ranges and meet in the middle; without DMA, readers take from the front, which is the order that file systems read
+//! ahead in. A piece that turns out not to be resident moves to the cold row, which the direct worker serves from its
+//! front; one that DMA may not do is left to the readers.
 //!
 //! A worker that finds nothing waits here until there is something for its role, or nothing is left to do at all: a
 //! piece that another worker holds may still come back.

@@ -1,4 +1,4 @@
-//! One load, from its start to its report.
+//! One load, from its start to its report. **unsafe**: targets are given by address.
 //!
 //! The caller provides the targets' addresses in order, all at once or as it allocates; workers are busy from the first
 //! address on, so that a framework's allocations overlap the transfers. Then it waits, for each target or for the end.

@@ -24,9 +24,9 @@ pub trait RangeSink: Send + Sync {
 
 /// A file, written through the page cache.
 ///
-/// A range that is complete is pushed to the device at once (sync_file_range), so that the drive works while the rest is
-/// still being copied, and the fsync at the end finds little to do: 2.35 GB/s where 2.3 are O_DIRECT's and 1.26 are
-/// reached when all is left to the fsync (2 GB, one drive, 2 threads).
+/// A range that is complete is pushed to the device at once (sync_file_range), so that the drive works while the rest
+/// is still being copied, and the fsync at the end finds little to do: 2.35 GB/s where 2.3 are O_DIRECT's and 1.26
+/// are reached when all is left to the fsync (2 GB, one drive, 2 threads).
 pub struct FileSink<'a> {
     file: &'a File,
     name: String,

@@ -2,7 +2,8 @@
 //!
 //! Readers take a slot, fill it and hand it on with the piece; it comes back here when the bytes are in their targets.
 //! A load takes slots from the arena one by one, as it first needs them and up to its limit, so a small model pins
-//! 4 MiB and two loads side by side can share a small arena. They go back to the arena when the load's last worker ends.
+//! 4 MiB and two loads side by side can share a small arena. They go back to the arena when the load's last worker
+//! ends.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};

@@ -1,4 +1,5 @@
-//! Loads to the host over every path, with the faults that files and systems have.
+//! Loads to the host over every path, with the faults that files and systems have. **unsafe**: targets are given by
+//! address.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 

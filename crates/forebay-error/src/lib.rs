@@ -142,7 +142,8 @@ mod tests {
         let cause = std::io::Error::from_raw_os_error(5);
         let error = Error::io("cannot read 4096 bytes", cause).at("a.safetensors").hint("check it");
         let text = error.render();
-        assert!(text.starts_with("error[io]: cannot read 4096 bytes, a.safetensors\n  caused by: "));
+        let start = "error[io]: cannot read 4096 bytes, a.safetensors\n  caused by: ";
+        assert!(text.starts_with(start));
         assert!(text.ends_with("\nhint: check it"));
         assert_eq!(text.matches("cannot read").count(), 1);
     }

@@ -1,4 +1,4 @@
-//! Streams and events, destroyed when dropped.
+//! Streams and events, destroyed when dropped. **unsafe**: copies are queued by address.
 
 use std::ffi::c_void;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Direct reads through io_uring. **unsafe**: it hands staging memory to the kernel.
 //!
-//! One thread keeps a queue of reads into its staging slots, as deep as pays on this drive (`pacer`). A slot whose reads
-//! have completed goes to its targets (for a GPU by the pump), and a free slot takes the next piece, before any bytes are
-//! copied on. A slot belongs to its lane from submission to the last completion, whatever becomes of the load: a
-//! cancelled load's reads are waited for before a slot goes back.
+//! One thread keeps a queue of reads into its staging slots, as deep as pays on this drive (`pacer`). A slot whose
+//! reads have completed goes to its targets (for a GPU by the pump), and a free slot takes the next piece, before any
+//! bytes are copied on. A slot belongs to its lane from submission to the last completion, whatever becomes of the
+//! load: a cancelled load's reads are waited for before a slot goes back.
 //!
 //! Reads are plain, not from fixed buffers: pinning 4 MiB of huge pages for a read takes microseconds beside the 600
 //! that a fast drive needs for it, and fixed buffers would count against the limit on locked memory (often 8 MiB).
@@ -27,8 +27,8 @@ use crate::source::{DirectFile, read_exact_at};
 /// How long the ring is waited for before the worker looks whether it is to stop.
 const WAIT_MS: u32 = 100;
 
-/// Bytes of one read; a piece is several. Drives take a megabyte at a time better than four (seen on a virtual disk: 1.8
-/// GB/s against 1.5), and an NVMe drive splits requests beyond its own limit anyway.
+/// Bytes of one read; a piece is several. Drives take a megabyte at a time better than four (seen on a virtual disk:
+/// 1.8 GB/s against 1.5), and an NVMe drive splits requests beyond its own limit anyway.
 const REQUEST_BYTES: usize = 1 << 20;
 
 /// A piece under way: the kernel writes to the slot.

@@ -1,5 +1,5 @@
-//! From staging memory (or a registered mapping) to the targets. **unsafe**: raw addresses, vouched for by the plan (its
-//! moves lie inside their targets) and by whoever provided the targets.
+//! From staging memory (or a registered mapping) to the targets. **unsafe**: raw addresses, vouched for by the plan
+//! (its moves lie inside their targets) and by whoever provided the targets.
 
 use std::ops::Range;
 

@@ -56,10 +56,10 @@ def sections(gb: float, big_gb: float) -> list[Section]:
     peers = [f"safetensors-prefetch:threads={n}" for n in (8, 16, 32)]
     return [
         Section("ext4", "llm", gb, "disk", 280, [
-            "--preset", "warm", "--visits", "5", "--memory-probe",
+            "--preset", "warm-best", "--visits", "5", "--memory-probe",
             *runs(TWO_THREADS, COPY_ONLY, "raw-link")]),
         Section("tmpfs", "llm", gb, "tmpfs", 130, [
-            "--preset", "tmpfs", "--visits", "5", *runs(COPY_ONLY, "raw-link")]),
+            "--preset", "warm-best", "--visits", "5", *runs(COPY_ONLY, "raw-link")]),
         Section("threads", "llm", gb, "disk", 75, [
             "--visits", "3", *runs("forebay", *curve, COPY_ONLY, *copying, "raw-link")]),
         Section("small", "small", None, "disk", 60, [
@@ -70,6 +70,7 @@ def sections(gb: float, big_gb: float) -> list[Section]:
             "--cache", "cold", "--preset", "cold", "--phase", "first", "--visits", "3"]),
         Section("big", "llm", big_gb, "disk", 150, [
             "--visits", "3", *runs("forebay", COPY_ONLY, *peers[1:], "raw-link")]),
+        Section("variants", "llm", gb, "disk", 150, ["--preset", "warm", "--visits", "1"]),
     ]
 
 

@@ -378,6 +378,10 @@ def presets(name: str) -> list[str]:
         "host": ["forebay", "safetensors:backend=pread", "safetensors:backend=mmap"],
         "host-cold": [*disk, "forebay", "safetensors:backend=pread",
                       "safetensors:backend=mmap"],
+        # The variants that won on an H200 (bench/results/2026-11-30-h200-peers-ext4.json): five
+        # visits of each fit a short lease; "warm" tries all.
+        "warm-best": ["forebay", *prefetch[:2], instant + "MMAP", instant + "MMAP,copy=0",
+                      f"fastsafetensors:mode=files,{buffered}"],
         "best": ["forebay", *prefetch],
     }
     if name not in table:

@@ -83,7 +83,10 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if let Err(error) = self.device.driver.destroy_stream(self.raw) {
+        // Whoever lets go last may be a thread of the caller's, with another context or none.
+        let (device, raw) = (&self.device, self.raw);
+        let destroyed = device.with_context(|| device.driver.destroy_stream(raw));
+        if let Err(error) = destroyed {
             tracing::warn!(%error, "stream not destroyed");
         }
     }
@@ -123,7 +126,10 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if let Err(error) = self.device.driver.destroy_event(self.raw) {
+        // As for a stream.
+        let (device, raw) = (&self.device, self.raw);
+        let destroyed = device.with_context(|| device.driver.destroy_event(raw));
+        if let Err(error) = destroyed {
             tracing::warn!(%error, "event not destroyed");
         }
     }

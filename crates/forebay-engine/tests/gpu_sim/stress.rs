@@ -372,6 +372,35 @@ fn copies_wait_for_what_the_framework_has_queued() {
 }
 
 #[test]
+fn a_thread_without_a_context_can_do_a_load() {
+    let Some(device) = gpu() else { return };
+    let Device::Cuda(gpu) = &device else { panic!("no GPU") };
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = pattern(12, 1 << 20);
+    let path = write_file(folder.path(), "model", &bytes);
+    for choice in [PathChoice::Dma, PathChoice::Copy] {
+        let engine = Engine::new(device.clone(), EngineConfig::default());
+        let len = bytes.len() as u64;
+        let whole = Move::contiguous(0, 0, 0, 0, len);
+        let plan = Plan::build(vec![whole], vec![len], 1 << 20, &[]).unwrap();
+        let options = LoadOptions { path: choice, ..LoadOptions::default() };
+        let target = gpu.with_context(|| DeviceBuffer::new(gpu, len)).unwrap();
+        let session = engine.start(plan, vec![source(&path)], options).unwrap();
+        // SAFETY: the target outlives the load.
+        unsafe { session.provide(&[target.address()], Some(0), None).unwrap() };
+        session.finish().unwrap();
+        assert!(session.wait_idle(HANG));
+        // With the session goes the event that marks what the framework had queued, once no worker has it.
+        std::thread::sleep(Duration::from_millis(20));
+        drop((session, engine));
+        let files = [File { path: path.clone(), bytes: bytes.clone() }];
+        let place = [target.address()];
+        let check = || check(gpu, &files, &[whole], &[len], &place);
+        gpu.with_context(|| Ok(check())).unwrap();
+    }
+}
+
+#[test]
 fn a_finished_load_that_is_kept_leaves_the_arena_to_others() {
     let Some(device) = gpu() else { return };
     let Device::Cuda(gpu) = &device else { panic!("no GPU") };

@@ -182,9 +182,12 @@ impl Job<'_> {
                 if let Some(fence) = fence {
                     stream.wait_for(fence)?;
                 }
-                let result = self.work_gpu(gpu, &stream);
+                let mut lanes = Vec::new();
+                let result = self.work_gpu(gpu, &stream, &mut lanes);
                 // Whatever happened, the GPU is done with the slots before they go back.
-                result.and(stream.synchronize())
+                let settled = stream.synchronize();
+                drop(lanes);
+                result.and(settled)
             }
         }
     }
@@ -200,14 +203,17 @@ impl Job<'_> {
         Ok(())
     }
 
-    fn work_gpu(&self, gpu: &Arc<CudaDevice>, stream: &Stream) -> Result<()> {
+    fn work_gpu(
+        &self,
+        gpu: &Arc<CudaDevice>,
+        stream: &Stream,
+        lanes: &mut Vec<Lane>,
+    ) -> Result<()> {
         let arena = self.engine.arena()?;
         let give_up = || self.stop.load(Ordering::Relaxed) || lock(&self.failed).is_some();
-        let slots = arena.acquire(2, &give_up)?;
-        let mut lanes = slots
-            .into_iter()
-            .map(|slot| Ok(Lane { slot, done: Event::new(gpu)?, piece: None }))
-            .collect::<Result<Vec<_>>>()?;
+        for slot in arena.acquire(2, &give_up)? {
+            lanes.push(Lane { slot, done: Event::new(gpu)?, piece: None });
+        }
         let mut next = 0;
         loop {
             let count = lanes.len();

@@ -70,7 +70,7 @@ fn the_tests_of_real_gpus_pass_under_the_simulator() {
 
 #[test]
 fn random_loads_pass_under_the_simulator() {
-    run("stress::", 5, &[("SIMGPU_DELAY_US", "400")]);
+    run("stress::", 6, &[("SIMGPU_DELAY_US", "400")]);
 }
 
 #[test]

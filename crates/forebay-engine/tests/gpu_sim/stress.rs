@@ -4,13 +4,16 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_device::cuda::{CudaDevice, DeviceBuffer, Stream};
 use forebay_device::{Arena, ArenaConfig, Device};
 use forebay_engine::{
-    CacheChoice, Engine, EngineConfig, LoadOptions, Move, PathChoice, Plan, Session, Tuning,
+    CacheChoice, Engine, EngineConfig, LoadOptions, Move, Part, PathChoice, Plan, RangeSink,
+    Session, Tuning, WriteOptions,
 };
+use forebay_error::Code;
 
 use crate::gpu::common::*;
 use crate::gpu::{folders, gpu};
@@ -368,6 +371,65 @@ fn copies_wait_for_what_the_framework_has_queued() {
         assert!(session.wait_idle(HANG));
         let files = [File { path: path.clone(), bytes: bytes.clone() }];
         check(gpu, &files, &[whole], &[len as u64], &[target.address()]);
+    }
+}
+
+/// Fails at the third write.
+struct FullDisk(AtomicUsize);
+
+impl RangeSink for FullDisk {
+    fn name(&self) -> String {
+        "a full disk".to_owned()
+    }
+
+    fn write_at(&self, bytes: &[u8], _offset: u64) -> std::io::Result<usize> {
+        match self.0.fetch_add(1, Ordering::Relaxed) {
+            0..2 => Ok(bytes.len()),
+            _ => Err(std::io::ErrorKind::StorageFull.into()),
+        }
+    }
+
+    fn flush_soon(&self, _offset: u64, _len: u64) {}
+}
+
+#[test]
+fn a_save_that_fails_leaves_the_slots_of_loads_alone() {
+    let Some(device) = gpu() else { return };
+    let Device::Cuda(gpu) = &device else { panic!("no GPU") };
+    gpu.bind_thread().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let len = 4_u64 << 20;
+    let bytes = pattern(13, len as usize);
+    let path = write_file(folder.path(), "model", &bytes);
+    let files = [File { path: path.clone(), bytes }];
+    let config = EngineConfig {
+        arena_bytes: 4 * ((1 << 20) + (128 << 10)),
+        piece_bytes: 1 << 20,
+        ..EngineConfig::default()
+    };
+    let engine = Engine::new(device.clone(), config);
+    let (saved, target) = (DeviceBuffer::new(gpu, len), DeviceBuffer::new(gpu, len));
+    let (saved, target) = (saved.unwrap(), target.unwrap());
+    let part = Part { sink: 0, offset: 0, address: saved.address(), len };
+    let whole = Move::contiguous(0, 0, 0, 0, len);
+    for _ in 0..80 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let sink = FullDisk(AtomicUsize::new(0));
+                let (options, stop) = (WriteOptions::default(), AtomicBool::new(false));
+                // SAFETY: the buffer outlives the save, and nobody writes to it.
+                let result = unsafe { engine.write(&[part], &[&sink], options, &stop) };
+                assert_eq!(result.err().unwrap().code(), Code::NoSpace);
+            });
+            let plan = Plan::build(vec![whole], vec![len], 1 << 20, &[]).unwrap();
+            let options = LoadOptions { path: PathChoice::Copy, ..LoadOptions::default() };
+            let session = engine.start(plan, vec![source(&path)], options).unwrap();
+            // SAFETY: the target outlives the load.
+            unsafe { session.provide(&[target.address()], None, None).unwrap() };
+            session.finish().unwrap();
+            assert!(session.wait_idle(HANG));
+            check(gpu, &files, &[whole], &[len], &[target.address()]);
+        });
     }
 }
 

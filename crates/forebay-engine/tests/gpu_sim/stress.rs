@@ -457,8 +457,11 @@ fn a_thread_without_a_context_can_do_a_load() {
         drop((session, engine));
         let files = [File { path: path.clone(), bytes: bytes.clone() }];
         let place = [target.address()];
-        let check = || check(gpu, &files, &[whole], &[len], &place);
-        gpu.with_context(|| Ok(check())).unwrap();
+        gpu.with_context(|| {
+            check(gpu, &files, &[whole], &[len], &place);
+            Ok(())
+        })
+        .unwrap();
     }
 }
 

@@ -37,6 +37,7 @@ impl Engine {
     /// Starts a load of `wanted`, ascending by (tensor, place in the list); target `i` is `wanted[i]`. `None` is every
     /// tensor, whole. With `batch_bytes` neighbours form batches of at most so many bytes (or one tensor), each of
     /// which completes when its own targets have been provided.
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     #[pyo3(signature = (model, wanted, threads=None, path="auto", cache="auto", batch_bytes=None))]
     fn start(
         &self,

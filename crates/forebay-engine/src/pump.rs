@@ -98,8 +98,10 @@ struct Flight {
 enum Refusal {
     /// The window is full and nothing of ours can be released.
     NoWindow,
-    /// The driver or the system said no.
-    Said(Error),
+    /// The driver or the system said no to registering.
+    Register(Error),
+    /// Anything else that failed; no verdict on the file system.
+    Other(Error),
 }
 
 struct Pump<'a> {
@@ -327,11 +329,11 @@ impl Pump<'_> {
     /// Maps, registers, and queues the copies of a group of pieces of one object.
     fn move_batch(&mut self, group: &[u32]) -> std::result::Result<(), Refusal> {
         let batch = self.register(group)?;
-        self.queue_batch(group, batch).map_err(Refusal::Said)
+        self.queue_batch(group, batch).map_err(Refusal::Other)
     }
 
     fn register(&mut self, group: &[u32]) -> std::result::Result<Batch, Refusal> {
-        let said = Refusal::Said;
+        let said = Refusal::Other;
         let shared = self.shared;
         let Some(&first) = group.first() else {
             return Err(said(internal("empty DMA batch")));
@@ -346,7 +348,8 @@ impl Pump<'_> {
         // flight only when its copies are done (or were never queued).
         let registration =
             unsafe { Registration::read_only(self.gpu, mapping.base(), mapping.len()) };
-        Ok(Batch { _registration: registration.map_err(said)?, mapping, _window: window })
+        let registration = registration.map_err(Refusal::Register)?;
+        Ok(Batch { _registration: registration, mapping, _window: window })
     }
 
     /// A share of the window; releases spent batches for it, then waits for flights.
@@ -359,8 +362,8 @@ impl Pump<'_> {
                 let release = self.spent.len().div_ceil(2);
                 self.spent.drain(..release);
             } else if let Some(flight) = self.flights.front() {
-                flight.done.wait().map_err(Refusal::Said)?;
-                self.land_first().map_err(Refusal::Said)?;
+                flight.done.wait().map_err(Refusal::Other)?;
+                self.land_first().map_err(Refusal::Other)?;
             } else {
                 return Err(Refusal::NoWindow);
             }
@@ -406,16 +409,18 @@ impl Pump<'_> {
     fn note(&self, group: &[u32], refusal: Refusal) -> Result<()> {
         let text = match refusal {
             Refusal::NoWindow => "the window of registered page cache is taken".to_owned(),
-            Refusal::Said(error) => match error.code() {
-                Code::Device | Code::OutOfMemory | Code::Io | Code::NoDevice => {
-                    if let Some(&first) = group.first()
-                        && error.code() == Code::Device
-                    {
-                        let device = self.file(self.shared.piece(first)?.object)?.device();
-                        refuse(Refused::Dma, device, error.what());
-                    }
-                    error.to_string()
+            Refusal::Register(error) => {
+                // The driver's verdict on these pages; want of memory may pass.
+                if let Some(&first) = group.first()
+                    && error.code() == Code::Device
+                {
+                    let device = self.file(self.shared.piece(first)?.object)?.device();
+                    refuse(Refused::Dma, device, error.what());
                 }
+                error.to_string()
+            }
+            Refusal::Other(error) => match error.code() {
+                Code::Device | Code::OutOfMemory | Code::Io | Code::NoDevice => error.to_string(),
                 _ => return Err(error),
             },
         };

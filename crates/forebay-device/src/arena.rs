@@ -69,6 +69,7 @@ pub struct Arena {
     slots: usize,
     state: Mutex<State>,
     returned: Condvar,
+    waiting: AtomicUsize,
     peak: AtomicUsize,
 }
 
@@ -142,6 +143,7 @@ impl Arena {
             slots,
             state: Mutex::new(state),
             returned: Condvar::new(),
+            waiting: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
         }))
     }
@@ -178,6 +180,7 @@ impl Arena {
         let mut fresh = Vec::new();
         {
             let mut state = self.lock();
+            let _waiting = Waiting::new(&self.waiting);
             while state.ready.is_empty() && state.fresh.is_empty() {
                 if give_up() {
                     return Err(Error::new(
@@ -223,6 +226,11 @@ impl Arena {
         }
     }
 
+    /// Whether somebody waits for a slot: who holds idle ones gives them back then.
+    pub fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
     fn prepare(&self, index: usize) -> Result<ReadySlot> {
         let address = self.base + index * self.stride;
         let Device::Cuda(gpu) = &self.device else {
@@ -262,6 +270,22 @@ impl Arena {
     }
 }
 
+/// Counts a waiter for as long as it lives.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Drop for Arena {
     fn drop(&mut self) {
         // Registrations before the mapping. No slot is out: each holds an `Arc` of the arena.
@@ -288,6 +312,11 @@ impl Slot {
     /// Whether it has no bytes; it never does.
     pub fn is_empty(&self) -> bool {
         false
+    }
+
+    /// Whether somebody waits for a slot of the arena.
+    pub fn is_wanted(&self) -> bool {
+        self.arena.is_wanted()
     }
 
     /// The first `len` bytes, to be filled by the CPU.

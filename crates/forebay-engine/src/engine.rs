@@ -58,6 +58,11 @@ impl Engine {
         self.arena.get().map(|arena| arena.stats()).unwrap_or_default()
     }
 
+    /// Whether a load or a save waits for a slot.
+    pub(crate) fn arena_is_wanted(&self) -> bool {
+        self.arena.get().is_some_and(|arena| arena.is_wanted())
+    }
+
     /// The arena, made at first use.
     pub(crate) fn arena(&self) -> Result<&Arc<Arena>> {
         if let Some(arena) = self.arena.get() {

@@ -146,6 +146,18 @@ pub(crate) fn run(shared: &Arc<Shared>, dma: bool, window_limit: u64) -> Result<
     result.and(settled)
 }
 
+impl Drop for Pump<'_> {
+    /// Also after a panic: slots and mappings go only when the GPU is done with them, and where that cannot be known they
+    /// stay for ever.
+    fn drop(&mut self) {
+        if let Err(error) = self.stream.synchronize() {
+            tracing::warn!(%error, "staging memory is given up, the GPU may still use it");
+            std::mem::forget(std::mem::take(&mut self.flights));
+            std::mem::forget(std::mem::take(&mut self.spent));
+        }
+    }
+}
+
 impl Pump<'_> {
     fn work(&mut self) -> Result<()> {
         while !self.shared.is_over() {
@@ -153,6 +165,7 @@ impl Pump<'_> {
             let queued = self.queue_slots()?;
             let registered = self.dma && self.queue_pages()?;
             if !queued && !registered {
+                self.shared.yield_slots();
                 self.shared.queue.wait_for_pump(self.nap(), self.dma_has_room());
             }
         }
@@ -284,12 +297,15 @@ impl Pump<'_> {
             let Some(last) = last.and_then(|last| shared.piece(last).ok()) else { return true };
             last.object == piece.object
                 && piece.offset <= last.offset + last.len + crate::plan::GAP_BYTES
-                && piece.offset + piece.len - first <= most
+                && (piece.offset + piece.len).checked_sub(first).is_some_and(|len| len <= most)
         });
         if foreign && group.is_empty() {
-            // A file at the front that DMA may not touch: the readers get the row, front and back.
-            self.dma = false;
-            shared.queue.dma_ends();
+            // Files at the front that DMA may not touch: to the readers, and DMA goes on behind them.
+            let others = shared.queue.take_front(|_, next| {
+                let route = shared.piece(next).and_then(|piece| shared.route(piece.object));
+                route.is_ok_and(|route| !route.dma)
+            });
+            shared.queue.leave_to_copy(&others);
         }
         group
     }
@@ -356,6 +372,7 @@ impl Pump<'_> {
     fn take_window(&mut self, len: u64) -> std::result::Result<Window, Refusal> {
         loop {
             if self.shared.engine.take_window(len, self.window_limit) {
+                self.shared.note_registered(self.shared.engine.registered_now());
                 return Ok(Window { shared: self.shared.clone(), len });
             }
             if !self.spent.is_empty() {

@@ -135,9 +135,10 @@ impl Queue {
         taken
     }
 
-    /// Takes one piece for a reader; waits for one. `None`: nothing ever again.
-    pub(crate) fn take_copy(&self) -> Option<Work> {
+    /// Takes one piece for a reader; waits for one, and calls `idle` before each sleep. `None`: nothing ever again.
+    pub(crate) fn take_copy(&self, idle: &dyn Fn()) -> Option<Work> {
         let mut state = self.lock();
+        let mut told = false;
         loop {
             if state.over() {
                 return None;
@@ -150,6 +151,15 @@ impl Queue {
             {
                 return Some(Work::Cold(piece));
             }
+            if !told {
+                // Without the lock, and then once more around: something may have come meanwhile.
+                told = true;
+                drop(state);
+                idle();
+                state = self.lock();
+                continue;
+            }
+            told = false;
             state = self.sleep(state);
         }
     }
@@ -229,10 +239,10 @@ mod tests {
         queue.dma_begins(false);
         let group = queue.take_front(|_, next| next < 3);
         assert_eq!(group, [0, 1, 2]);
-        assert_eq!(queue.take_copy(), Some(Work::Warm(9)));
+        assert_eq!(queue.take_copy(&|| ()), Some(Work::Warm(9)));
         queue.leave_to_copy(&group);
         queue.dma_ends();
-        assert_eq!(queue.take_copy(), Some(Work::Warm(0)));
+        assert_eq!(queue.take_copy(&|| ()), Some(Work::Warm(0)));
     }
 
     #[test]
@@ -242,9 +252,9 @@ mod tests {
         queue.dma_begins(true);
         let group = queue.take_front(|last, _| last.is_none());
         queue.leave_to_copy(&group);
-        assert_eq!(queue.take_copy(), Some(Work::Warm(0)));
+        assert_eq!(queue.take_copy(&|| ()), Some(Work::Warm(0)));
         queue.dma_ends();
-        assert_eq!(queue.take_copy(), Some(Work::Warm(1)));
+        assert_eq!(queue.take_copy(&|| ()), Some(Work::Warm(1)));
     }
 
     #[test]
@@ -253,7 +263,7 @@ mod tests {
         queue.push_cold(&[2, 0, 1]);
         assert_eq!(queue.take_cold(false), Some(0));
         queue.serve_cold_by_threads();
-        assert_eq!(queue.take_copy(), Some(Work::Cold(1)));
+        assert_eq!(queue.take_copy(&|| ()), Some(Work::Cold(1)));
     }
 
     #[test]
@@ -262,7 +272,7 @@ mod tests {
             let queue = Queue::new(1);
             std::thread::scope(|scope| {
                 let workers = [
-                    scope.spawn(|| queue.take_copy().is_none()),
+                    scope.spawn(|| queue.take_copy(&|| ()).is_none()),
                     scope.spawn(|| queue.take_cold(true).is_none()),
                 ];
                 std::thread::sleep(Duration::from_millis(20));

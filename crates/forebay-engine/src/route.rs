@@ -123,7 +123,8 @@ fn dma_verdict(
     if !gpu.read_only_registration() {
         return Err("this GPU cannot register read-only memory".to_owned());
     }
-    if limit < tuning.dma_batch_bytes {
+    // A batch is registered in whole pages; two pages of 64 KiB are more than its ends add.
+    if limit < tuning.dma_batch_bytes + (2 << 16) {
         return Err("no memory to spare for registered page cache".to_owned());
     }
     if file.is_dax() {
@@ -159,11 +160,6 @@ fn cold_mode(file: &LocalFile, options: &LoadOptions, tally: &Tally) -> Cold {
     }
     if let Some(refusal) = refused(Refused::Direct, file.device()) {
         return buffered(format!("direct reads refused: {refusal}"));
-    }
-    if file.direct().is_none() {
-        refuse(Refused::Direct, file.device(), "O_DIRECT not accepted at open");
-        tally.refusal(&format!("{kind}: O_DIRECT not accepted; reading through the page cache"));
-        return buffered(format!("{kind} does not accept O_DIRECT"));
     }
     let ring_refusal = match options.path {
         PathChoice::Fallback => Some("not asked for".to_owned()),

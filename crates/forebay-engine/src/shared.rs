@@ -38,6 +38,10 @@ pub(crate) struct Shared {
     done_bytes: AtomicU64,
     /// When targets were last provided, and whether all are.
     fed: Mutex<(Instant, bool)>,
+    /// Callers that wait for news.
+    waiters: AtomicUsize,
+    /// Most page cache registered when this load took some, its own and others'.
+    registered_peak: AtomicU64,
     progress: Mutex<Progress>,
     progressed: Condvar,
     /// Worker threads that may still touch targets or staging memory.
@@ -90,6 +94,8 @@ impl Shared {
             stop: AtomicBool::new(false),
             done_bytes: AtomicU64::new(0),
             fed: Mutex::new((Instant::now(), false)),
+            waiters: AtomicUsize::new(0),
+            registered_peak: AtomicU64::new(0),
             progress: Mutex::new(Progress { complete, ended, ..Progress::default() }),
             progressed: Condvar::new(),
             active: AtomicUsize::new(0),
@@ -145,10 +151,11 @@ impl Shared {
         *lock(&self.fed) = (Instant::now(), all);
     }
 
-    /// Whether the caller has provided everything, or nothing for `quiet`: then it is not allocating now.
+    /// Whether the caller has provided everything, waits for news, or has provided nothing for `quiet`: then it is not
+    /// allocating now.
     pub(crate) fn is_fed(&self, quiet: Duration) -> bool {
         let (last, all) = *lock(&self.fed);
-        all || last.elapsed() >= quiet
+        all || self.waiters.load(Ordering::Relaxed) > 0 || last.elapsed() >= quiet
     }
 
     pub(crate) fn add_fence(&self, fence: Event) {
@@ -211,16 +218,18 @@ impl Shared {
         self.tally.count(path, piece.bytes);
         self.tally.settle_cpu();
         self.done_bytes.fetch_add(piece.bytes, Ordering::Relaxed);
+        // Under the lock: when the load is seen complete, every target has been seen ready.
+        let mut progress = lock(&self.progress);
+        let news = !ready.is_empty();
+        progress.ready.extend(ready);
         let last = self.queue.finished();
-        if last || !ready.is_empty() {
-            let mut progress = lock(&self.progress);
-            progress.ready.extend(ready);
-            if last {
-                progress.complete = true;
-                progress.ended = Some(Instant::now());
-                self.stop.store(true, Ordering::Relaxed);
-            }
-            drop(progress);
+        if last {
+            progress.complete = true;
+            progress.ended = Some(Instant::now());
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        drop(progress);
+        if last || news {
             self.progressed.notify_all();
         }
         Ok(())
@@ -240,10 +249,28 @@ impl Shared {
         progress: MutexGuard<'a, Progress>,
         timeout: Duration,
     ) -> MutexGuard<'a, Progress> {
-        match self.progressed.wait_timeout(progress, timeout) {
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        let progress = match self.progressed.wait_timeout(progress, timeout) {
             Ok((guard, _)) => guard,
             Err(poisoned) => poisoned.into_inner().0,
+        };
+        self.waiters.fetch_sub(1, Ordering::Relaxed);
+        progress
+    }
+
+    /// Gives idle slots to other loads that wait for the arena. A load whose consumer has stopped holds none.
+    pub(crate) fn yield_slots(&self) {
+        if self.engine.arena_is_wanted() {
+            self.slots.give_back();
         }
+    }
+
+    pub(crate) fn note_registered(&self, bytes: u64) {
+        self.registered_peak.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn registered_peak(&self) -> u64 {
+        self.registered_peak.load(Ordering::Relaxed)
     }
 
     pub(crate) fn notify(&self) {

@@ -66,9 +66,17 @@ impl Slots {
         self.limit.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// Gives a slot back.
+    /// Gives a slot back: to this load, or to another one that waits for the arena.
     pub(crate) fn put(&self, slot: Slot) {
-        lock(&self.state).free.push(slot);
+        let mut state = lock(&self.state);
+        if slot.is_wanted() {
+            state.held -= 1;
+            drop(state);
+            drop(slot);
+        } else {
+            state.free.push(slot);
+            drop(state);
+        }
         self.returned.notify_one();
     }
 

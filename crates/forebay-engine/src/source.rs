@@ -44,7 +44,7 @@ pub struct LocalFile {
     profile: FsProfile,
     device: u64,
     dax: bool,
-    direct: OnceLock<Option<DirectFile>>,
+    direct: OnceLock<std::result::Result<DirectFile, DirectRefusal>>,
 }
 
 /// A second descriptor of the same file, for direct reads.
@@ -54,6 +54,18 @@ pub struct DirectFile {
     /// What the file asks for.
     pub align: DirectAlign,
 }
+
+/// Why a file is not read directly.
+#[derive(Clone, Debug)]
+pub struct DirectRefusal {
+    /// The file system accepts O_DIRECT for no file; else it is this file, or this moment.
+    pub by_file_system: bool,
+    /// In words.
+    pub why: String,
+}
+
+/// Greatest block that direct reads align to: a slot has room for one on either side.
+const MAX_ALIGN: u64 = 64 << 10;
 
 impl LocalFile {
     /// Wraps an open file. Errors: `io` when the file system cannot be asked.
@@ -84,28 +96,31 @@ impl LocalFile {
         self.dax
     }
 
-    /// A descriptor for direct reads; `None` where the file system refuses.
-    pub fn direct(&self) -> Option<&DirectFile> {
+    /// A descriptor for direct reads, opened at the first call.
+    pub fn direct(&self) -> std::result::Result<&DirectFile, &DirectRefusal> {
         self.direct.get_or_init(|| self.open_direct()).as_ref()
     }
 
-    fn open_direct(&self) -> Option<DirectFile> {
+    fn open_direct(&self) -> std::result::Result<DirectFile, DirectRefusal> {
         // Through /proc, so that it is the same file even if its name was given to another one meanwhile.
         let path = format!("/proc/self/fd/{}", self.open.file.as_fd().as_raw_fd());
         let opened = std::fs::OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_DIRECT | libc::O_CLOEXEC)
             .open(path);
-        match opened {
-            Ok(file) => {
-                let align = forebay_topology::direct::direct_align(&file).ok().flatten()?;
-                Some(DirectFile { file, align })
-            }
-            Err(error) => {
-                tracing::debug!(%error, file = %self.open.path.display(), "O_DIRECT refused");
-                None
-            }
+        let file = opened.map_err(|error| DirectRefusal {
+            // Only these speak of the file system; want of descriptors, say, passes.
+            by_file_system: matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)),
+            why: format!("O_DIRECT not accepted: {error}"),
+        })?;
+        let cannot = |why: &str| DirectRefusal { by_file_system: false, why: why.to_owned() };
+        let align = forebay_topology::direct::direct_align(&file).ok().flatten();
+        let align = align.ok_or_else(|| cannot("this file cannot be read directly"))?;
+        let page = rustix::param::page_size() as u64;
+        if u64::from(align.offset_bytes) > MAX_ALIGN || u64::from(align.memory_bytes) > page {
+            return Err(cannot("its blocks are larger than staging memory allows for"));
         }
+        Ok(DirectFile { file, align })
     }
 }
 

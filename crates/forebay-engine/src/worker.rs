@@ -68,8 +68,29 @@ pub(crate) fn spawn_all(shared: &Arc<Shared>, threads: usize, window_limit: u64)
     if shared.routes.iter().any(|route| route.cold() == Cold::Threads) {
         shared.queue.serve_cold_by_threads();
     }
-    for role in roles {
-        spawn(shared, role)?;
+    start_all(shared, &roles)
+}
+
+/// Starts as many as the system lets: the pump, and one reader, are enough.
+fn start_all(shared: &Arc<Shared>, roles: &[Role]) -> Result<()> {
+    let mut readers = 0;
+    for &role in roles {
+        match spawn(shared, role) {
+            Ok(()) => readers += usize::from(role == Role::Copy),
+            Err(error) if readers > 0 => {
+                let (name, missing) = (role.name(), error.render());
+                tracing::warn!(name, missing, "going on with fewer threads");
+                let text = format!("threads: only {readers} readers could be started");
+                shared.tally.refusal(&text);
+                if role == Role::Direct {
+                    direct::without_worker(shared);
+                }
+            }
+            Err(error) => {
+                shared.fail(internal("not all workers started"));
+                return Err(error);
+            }
+        }
     }
     Ok(())
 }
@@ -88,10 +109,8 @@ fn spawn(shared: &Arc<Shared>, role: Role) -> Result<()> {
     });
     if let Err(error) = spawned {
         shared.worker_ended();
-        let error = Error::io("cannot start a worker thread", error)
-            .hint("lower `--threads`, or raise the limit on processes");
-        shared.fail(internal("not all workers started"));
-        return Err(error);
+        return Err(Error::io("cannot start a worker thread", error)
+            .hint("lower `--threads`, or raise the limit on processes"));
     }
     Ok(())
 }

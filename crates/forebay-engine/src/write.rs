@@ -5,6 +5,7 @@
 //! that link and drive work at the same time. The drive is the slower by far, so a few threads are enough, and nothing
 //! here needs the pump.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
@@ -118,8 +119,10 @@ impl Engine {
         std::thread::scope(|scope| {
             for _ in 0..threads {
                 scope.spawn(|| {
-                    if let Err(error) = job.work(fence.as_ref()) {
-                        job.fail(error);
+                    match catch_unwind(AssertUnwindSafe(|| job.work(fence.as_ref()))) {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => job.fail(error),
+                        Err(_) => job.fail(internal("a writing thread panicked")),
                     }
                     job.tally.settle_cpu();
                 });
@@ -183,11 +186,11 @@ impl Job<'_> {
                     stream.wait_for(fence)?;
                 }
                 let mut lanes = Vec::new();
+                // Goes before the lanes, whatever happens: a panic too.
+                let landed = Landed(&stream);
                 let result = self.work_gpu(gpu, &stream, &mut lanes);
-                // Whatever happened, the GPU is done with the slots before they go back.
-                let settled = stream.synchronize();
-                drop(lanes);
-                result.and(settled)
+                drop(landed);
+                result
             }
         }
     }
@@ -243,6 +246,18 @@ impl Job<'_> {
         lane.done.wait()?;
         self.write(&piece, lane.slot.bytes(piece.len as usize))?;
         Ok(true)
+    }
+}
+
+/// Waits, when dropped, until the GPU is done with a stream's copies.
+struct Landed<'a>(&'a Stream);
+
+impl Drop for Landed<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.synchronize() {
+            // A device that fails so copies nothing any more.
+            tracing::warn!(%error, "copies of a save not waited for");
+        }
     }
 }
 

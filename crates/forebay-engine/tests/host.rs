@@ -345,3 +345,47 @@ fn bypass_leaves_nothing_in_the_cache_and_keep_everything() {
         assert!((low..=high).contains(&share), "{cache:?} leaves {share}");
     }
 }
+
+#[test]
+fn a_load_that_nobody_feeds_gives_its_staging_memory_to_others() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let bytes = pattern(13, 4 << 20);
+    let path = write_file(folder.path(), "model", &bytes);
+    // One slot in all.
+    let engine = host_engine(EngineConfig { arena_bytes: 400 << 10, ..config() });
+    let each: Vec<u32> = (0..10).collect();
+    let plan = uneven_plan_in_batches(&[bytes.len()], PIECE, &each);
+    let mut targets = host_targets(&plan);
+    let places = addresses(&mut targets);
+    let halted = engine.start(plan, vec![source(&path)], options(PathChoice::Direct)).unwrap();
+    // SAFETY: the targets outlive the session.
+    unsafe { halted.provide(&places[..5], None, None).unwrap() };
+    let mut ready = 0;
+    while ready < 5 {
+        ready += halted.next_ready(Duration::from_secs(10)).unwrap().len();
+    }
+    let plan = uneven_plan(&[bytes.len()], PIECE);
+    let sources = vec![source(&path)];
+    let (others, _) = load_host(&engine, plan, sources, options(PathChoice::Direct)).unwrap();
+    check_uneven(&others, std::slice::from_ref(&bytes));
+    // And goes on when it is fed again.
+    // SAFETY: as above.
+    unsafe { halted.provide(&places[5..], None, None).unwrap() };
+    halted.finish().unwrap();
+    check_uneven(&targets, &[bytes]);
+}
+
+#[test]
+fn bypass_drops_what_was_resident() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let bytes = pattern(14, 8 << 20);
+    let path = write_file(folder.path(), "model", &bytes);
+    std::fs::read(&path).unwrap();
+    let engine = host_engine(config());
+    let options = LoadOptions { cache: CacheChoice::Bypass, ..options(PathChoice::Copy) };
+    let plan = uneven_plan(&[bytes.len()], PIECE);
+    load_host(&engine, plan, vec![source(&path)], options).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    let share = forebay_topology::residency::probe(&file, 0, 8 << 20).unwrap().share();
+    assert!(share < 0.1, "{share} is still resident");
+}

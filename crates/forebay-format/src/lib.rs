@@ -30,3 +30,4 @@ pub use save::{
     AtomicFile, Durability, DurableFile, ModelSave, Saved, Shard, ShardPlan, clean_stale_temps,
     index_json, shard_layout,
 };
+pub use text::shown;

@@ -16,7 +16,7 @@ pub(crate) fn quoted(name: &str) -> String {
 }
 
 /// A path as people write it, or quoted where it holds control characters.
-pub(crate) fn shown(path: &Path) -> String {
+pub fn shown(path: &Path) -> String {
     let text = path.to_string_lossy();
     match text.chars().any(char::is_control) {
         true => format!("{text:?}"),

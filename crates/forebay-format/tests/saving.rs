@@ -8,6 +8,7 @@ use forebay_format::{
     AtomicFile, Durability, ModelSave, Saved, clean_stale_temps, hex, open_model, sha256_extent,
 };
 use forebay_tensor::Dtype;
+use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -244,6 +245,37 @@ fn a_save_given_up_leaves_the_old_model() {
     drop(written(folder.path(), &tensors, 100, 2));
     assert_eq!(names(folder.path()), before);
     assert_eq!(content(folder.path(), &tensors), 1);
+}
+
+#[test]
+fn a_commit_that_is_not_wanted_any_more_publishes_nothing() {
+    let tensors = specs(&[("a", 8), ("b", 8)]);
+    // The old model in one file or two, the new one too.
+    for (old, new) in [(8, 8), (8, 100), (100, 8), (100, 100)] {
+        let folder = tempfile::tempdir().unwrap();
+        saved(folder.path(), &tensors, old, 1);
+        let before = names(folder.path());
+        // How many looks say yes before one says no: a model with an index is looked at twice.
+        let looks_max = if new == 8 { 2_u32 } else { 1 };
+        for looks in 0..looks_max {
+            let left = Cell::new(looks);
+            let go = || left.replace(left.get().saturating_sub(1)) > 0;
+            let error = written(folder.path(), &tensors, new, 2).commit_if(go).unwrap_err();
+            assert_eq!(error.code(), Code::Cancelled, "{old} {new} {looks}");
+            assert_eq!(names(folder.path()), before, "{old} {new} {looks}");
+            assert_eq!(content(folder.path(), &tensors), 1);
+        }
+        written(folder.path(), &tensors, new, 3).commit_if(|| true).unwrap();
+        assert_eq!(content(folder.path(), &tensors), 3);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let dest = folder.path().join("x");
+    fs::write(&dest, b"old").unwrap();
+    let file = AtomicFile::create(&dest).unwrap();
+    write(&file, b"new");
+    assert_eq!(file.commit_if(|| false).unwrap_err().code(), Code::Cancelled);
+    assert_eq!(fs::read(&dest).unwrap(), b"old");
+    assert_eq!(names(folder.path()), ["x"]);
 }
 
 #[test]

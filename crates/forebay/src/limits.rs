@@ -91,7 +91,7 @@ pub(crate) fn memory_copy(threads: usize, bytes: u64) -> Result<Limit> {
 pub(crate) fn disk(model: &Model) -> Result<Option<Limit>> {
     let files: Vec<LocalFile> =
         model.files.iter().map(|open| LocalFile::new(open.clone())).collect::<Result<_>>()?;
-    if files.iter().any(|file| file.direct().is_none()) {
+    if files.iter().any(|file| file.direct().is_err()) {
         return Ok(None);
     }
     let mut best: Option<Limit> = None;
@@ -131,7 +131,7 @@ fn read_direct(files: &[LocalFile], model: &Model, threads: usize, block: u64) -
             let index = next.fetch_add(1, Ordering::Relaxed);
             let Some((file, open, offset)) = blocks.get(index as usize) else { return Ok(()) };
             crate::interrupt::check()?;
-            let Some(direct) = file.direct() else { return Ok(()) };
+            let Ok(direct) = file.direct() else { return Ok(()) };
             // The last block of a file ends where the file does.
             let read = std::os::unix::fs::FileExt::read_at(&direct.file, buffer, *offset);
             let read = read.map_err(|error| {

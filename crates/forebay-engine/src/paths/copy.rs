@@ -17,12 +17,12 @@ use crate::queue::Work;
 use crate::report::Path;
 use crate::route::{Cold, Known, Refused, refuse};
 use crate::shared::{Shared, internal};
-use crate::source::{DirectFile, LocalFile, RangeSource, read_exact_at};
+use crate::source::{DirectFile, DirectRefusal, LocalFile, RangeSource, read_exact_at};
 
 /// Works until nothing is left.
 pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
     let host = !shared.engine.device().is_gpu();
-    while let Some(work) = shared.queue.take_copy() {
+    while let Some(work) = shared.queue.take_copy(&|| shared.yield_slots()) {
         let Some((index, piece, way)) = way_of(shared, work)? else { continue };
         if host && way.direct.is_none() && is_read_in_place(shared, piece) {
             read_in_place(shared, piece)?;
@@ -100,8 +100,11 @@ fn way_of<'a>(shared: &'a Shared, work: Work) -> Result<Option<(u32, &'a Piece, 
             return Ok(None);
         }
         Cold::Threads => match file.direct() {
-            Some(direct) => Way { path: Path::DirectThreads, direct: Some(direct) },
-            None => buffered,
+            Ok(direct) => Way { path: Path::DirectThreads, direct: Some(direct) },
+            Err(refusal) => {
+                refuse_direct(shared, piece, refusal)?;
+                buffered
+            }
         },
         Cold::Buffered => buffered,
     };
@@ -127,7 +130,7 @@ fn read_staged(shared: &Shared, piece: &Piece, way: Way<'_>, slot: &mut Slot) ->
     if let Some(direct) = way.direct {
         match read_direct(source, piece, direct, slot)? {
             Some(head) => return Ok(head),
-            None => refuse_direct(shared, piece)?,
+            None => refuse_direct(shared, piece, &refused_at_read())?,
         }
     }
     read_exact_at(source, slot.bytes_mut(piece.len as usize), piece.offset)?;
@@ -169,16 +172,22 @@ fn read_direct(
     Ok(Some(head))
 }
 
-/// Switches an object to buffered reads, and its file system with it.
-pub(crate) fn refuse_direct(shared: &Shared, piece: &Piece) -> Result<()> {
+/// The refusal that shows at the first read only.
+pub(crate) fn refused_at_read() -> DirectRefusal {
+    DirectRefusal { by_file_system: true, why: "EINVAL at the first direct read".to_owned() }
+}
+
+/// Switches an object to buffered reads, and the rest of its file system too where that is the one that refuses.
+pub(crate) fn refuse_direct(shared: &Shared, piece: &Piece, refusal: &DirectRefusal) -> Result<()> {
     shared.route(piece.object)?.set_cold(Cold::Buffered);
     let source = shared.source(piece.object)?;
     if let Some(file) = source.local() {
-        refuse(Refused::Direct, file.device(), "EINVAL at the first read");
-        let kind = &file.profile().kind;
-        let text = format!("{kind}: direct reads refused; reading through the page cache");
-        shared.tally.refusal(&text);
-        shared.tally.reason(Path::Buffered, "not resident; direct reads refused");
+        if refusal.by_file_system {
+            refuse(Refused::Direct, file.device(), &refusal.why);
+        }
+        let (kind, why) = (&file.profile().kind, &refusal.why);
+        shared.tally.refusal(&format!("{kind}: {why}; reading through the page cache"));
+        shared.tally.reason(Path::Buffered, &format!("not resident; {why}"));
     }
     Ok(())
 }

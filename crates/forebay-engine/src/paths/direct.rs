@@ -8,24 +8,29 @@
 //! Reads are plain, not from fixed buffers: pinning 4 MiB of huge pages for a read takes microseconds beside the 600
 //! that a fast drive needs for it, and fixed buffers would count against the limit on locked memory (often 8 MiB).
 
+use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use forebay_device::Slot;
 use forebay_error::{Code, Error, Result};
-use io_uring::{IoUring, opcode, types};
+use io_uring::{opcode, types};
 
-use super::copy::{deliver, refuse_direct};
+use super::copy::{deliver, refuse_direct, refused_at_read};
 use super::pacer::Pacer;
+use super::ring::{Ring, is_passing};
 use crate::pump::Loaded;
 use crate::report::Path;
 use crate::route::{Cold, Refused, refuse};
 use crate::shared::{Shared, internal};
-use crate::source::{DirectFile, read_exact_at};
+use crate::source::{DirectFile, DirectRefusal, read_exact_at};
 
 /// How long the ring is waited for before the worker looks whether it is to stop.
-const WAIT_MS: u32 = 100;
+const WAIT: Duration = Duration::from_millis(100);
+
+/// How long a worker rests when the kernel asks to come again: io_uring has no room or memory just now.
+const AGAIN_NAP: Duration = Duration::from_millis(1);
 
 /// Bytes of one read; a piece is several. Drives take a megabyte at a time better than four (seen on a virtual disk:
 /// 1.8 GB/s against 1.5), and an NVMe drive splits requests beyond its own limit anyway.
@@ -62,12 +67,15 @@ impl Reading {
     }
 }
 
+/// The ring is dropped first, which waits for the kernel; then the slots in the lanes may go.
 struct Worker<'a> {
+    ring: Ring,
     shared: &'a Arc<Shared>,
-    ring: IoUring,
     /// By the number that the completion carries.
     lanes: Vec<Option<Reading>>,
     pacer: Pacer,
+    /// The kernel has refused the ring at its first use.
+    refused: Option<io::Error>,
 }
 
 /// Works until nothing is left. The ring is made when the first cold piece comes.
@@ -77,7 +85,7 @@ pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
     let depth = shared.engine.config().tuning.direct_depth.clamp(1, 256);
     // A piece and its alignment are at most so many reads.
     let requests = shared.engine.config().piece_bytes as usize / REQUEST_BYTES + 2;
-    let ring = match IoUring::new((depth * requests).next_power_of_two().min(4096) as u32) {
+    let ring = match Ring::new(depth * requests) {
         Ok(ring) => ring,
         Err(error) => {
             hand_over(shared, &error);
@@ -86,17 +94,36 @@ pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
     };
     shared.slots.allow(depth);
     let lanes = (0..depth).map(|_| None).collect();
-    let mut worker = Worker { shared, ring, lanes, pacer: Pacer::new(depth) };
-    let result = worker.work();
-    let settled = worker.settle();
-    result.and(settled)
+    let mut worker = Worker { ring, shared, lanes, pacer: Pacer::new(depth), refused: None };
+    if let Err(error) = worker.work() {
+        // Told at once: waiting for reads that hang comes after.
+        shared.fail(error);
+    }
+    Ok(())
 }
 
-/// Gives the cold row to the copying workers, for the rest of the process.
-fn hand_over(shared: &Shared, error: &std::io::Error) {
-    refuse(Refused::Ring, 0, &format!("refused: {error}"));
+/// Whether io_uring is refused for good: by a filter, or by a kernel that lacks it. Want of descriptors or memory passes.
+fn is_verdict(error: &io::Error) -> bool {
+    let verdicts = [libc::EPERM, libc::EACCES, libc::ENOSYS, libc::EINVAL, libc::EOPNOTSUPP];
+    error.raw_os_error().is_some_and(|errno| verdicts.contains(&errno))
+}
+
+/// Gives the cold row to the readers; for the rest of the process, if io_uring is refused for good.
+fn hand_over(shared: &Shared, error: &io::Error) {
+    if is_verdict(error) {
+        refuse(Refused::Ring, 0, &format!("refused: {error}"));
+    }
     shared.tally.refusal(&format!("io_uring: {error}; direct reads by threads instead"));
-    shared.tally.reason(Path::DirectThreads, "not resident; io_uring refused");
+    to_threads(shared, "not resident; io_uring refused");
+}
+
+/// The readers take the cold row, for want of a thread of its own.
+pub(crate) fn without_worker(shared: &Shared) {
+    to_threads(shared, "not resident; no thread for io_uring");
+}
+
+fn to_threads(shared: &Shared, reason: &str) {
+    shared.tally.reason(Path::DirectThreads, reason);
     for route in shared.routes.iter().filter(|route| route.cold() == Cold::Ring) {
         route.set_cold(Cold::Threads);
     }
@@ -110,8 +137,33 @@ impl Worker<'_> {
             if self.reading() > 0 {
                 self.reap()?;
             }
+            if let Some(error) = self.refused.take() {
+                self.retreat(&error);
+                return Ok(());
+            }
         }
         Ok(())
+    }
+
+    /// Puts everything back, none of which the kernel has seen.
+    fn retreat(&mut self, error: &io::Error) {
+        for reading in self.lanes.iter_mut().filter_map(Option::take) {
+            self.shared.slots.put(reading.slot);
+            self.shared.queue.push_cold(&[reading.piece]);
+        }
+        hand_over(self.shared, error);
+    }
+
+    /// Enters the kernel. A refusal at the very first time is noted; a later one ends the load.
+    fn enter(&mut self, wait: Option<Duration>) -> Result<()> {
+        match self.ring.enter(wait) {
+            Ok(()) => Ok(()),
+            Err(error) if self.ring.is_unused() => {
+                self.refused = Some(error);
+                Ok(())
+            }
+            Err(error) => Err(Error::io("io_uring failed", error)),
+        }
     }
 
     fn reading(&self) -> usize {
@@ -121,7 +173,7 @@ impl Worker<'_> {
     /// Gives each free lane a piece and a slot. Sleeps only if it `may_wait`, and only while nothing is being read.
     fn fill(&mut self, may_wait: bool) -> Result<()> {
         let shared = self.shared;
-        while self.reading() < self.pacer.depth() {
+        while self.refused.is_none() && self.reading() < self.pacer.depth() {
             let idle = may_wait && self.reading() == 0;
             let Some(piece) = shared.queue.take_cold(idle) else { break };
             let arena = shared.engine.arena()?;
@@ -149,8 +201,16 @@ impl Worker<'_> {
     fn submit(&mut self, index: u32, slot: Slot) -> Result<()> {
         let shared = self.shared;
         let piece = shared.piece(index)?;
-        let Some(direct) = direct_of(shared, piece.object)? else {
-            refuse_direct(shared, piece)?;
+        let direct = match direct_of(shared, piece.object)? {
+            // Another piece has found out before.
+            _ if shared.route(piece.object)?.cold() == Cold::Buffered => None,
+            Ok(direct) => Some(direct),
+            Err(refusal) => {
+                refuse_direct(shared, piece, refusal)?;
+                None
+            }
+        };
+        let Some(direct) = direct else {
             shared.slots.put(slot);
             shared.queue.leave_to_copy(&[index]);
             return Ok(());
@@ -174,53 +234,38 @@ impl Worker<'_> {
                 .user_data((number as u64) << 32 | request as u64);
             // SAFETY: the range lies in the slot, which stays in its lane until every read of it was reaped; the file
             // is kept open by the load's sources.
-            if unsafe { self.ring.submission().push(&entry) }.is_err() {
-                // The ring holds all reads of all lanes; should it not, what is in it is waited for.
+            if !unsafe { self.ring.push(&entry) } {
                 return Err(internal("submission queue is full"));
             }
             if let Some(reading) = lane {
                 reading.pending += 1;
             }
         }
-        loop {
-            match self.ring.submit() {
-                Ok(_) => return Ok(()),
-                Err(error) if is_busy(&error) => {}
-                Err(error) => return Err(Error::io("cannot submit to io_uring", error)),
-            }
-        }
+        self.enter(None)
     }
 
     /// Waits for completions, a while, and handles them.
     fn reap(&mut self) -> Result<()> {
-        let timeout = types::Timespec::new().nsec(WAIT_MS * 1_000_000);
-        let args = types::SubmitArgs::new().timespec(&timeout);
-        match self.ring.submitter().submit_with_args(1, &args) {
-            Ok(_) => {}
-            Err(error) if is_busy(&error) || error.raw_os_error() == Some(libc::ETIME) => {}
-            Err(error) => return Err(Error::io("cannot wait for io_uring", error)),
-        }
-        let completed: Vec<(u64, i32)> =
-            self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
-        let mut result = Ok(());
-        let mut ended = Vec::with_capacity(completed.len());
-        for (number, outcome) in completed {
+        let entered = self.enter(Some(WAIT));
+        let mut ended = Vec::new();
+        for (number, outcome) in self.ring.take() {
             let (lane, request) = ((number >> 32) as usize, (number & 0xffff_ffff) as usize);
             let Some(lane) = self.lanes.get_mut(lane) else { continue };
             match lane.as_mut().map(|reading| reading.note(request, outcome)) {
                 Some(true) => ended.extend(lane.take()),
                 Some(false) => {}
-                None => result = Err(internal("completion of an idle lane")),
+                None => return Err(internal("completion of an idle lane")),
             }
         }
         let now = Instant::now();
         for reading in &ended {
             self.pacer.completed(reading.len as u64, now);
         }
+        let mut result = entered;
         for reading in ended {
             // The next reads first: what follows may copy megabytes, and the drive is not to wait for that.
-            if !self.shared.is_over() {
-                result = result.and(self.fill(false));
+            if result.is_ok() && !self.shared.is_over() {
+                result = self.fill(false);
             }
             result = result.and(self.complete(reading));
         }
@@ -232,19 +277,29 @@ impl Worker<'_> {
         let Reading { mut slot, piece: index, got, errno, .. } = reading;
         let piece = shared.piece(index)?;
         let source = shared.source(piece.object)?.as_ref();
-        let Some(direct) = direct_of(shared, piece.object)? else {
+        let Ok(direct) = direct_of(shared, piece.object)? else {
             return Err(internal("direct read without a file"));
         };
         let (start, head, _) = aligned(direct, piece.offset, piece.len);
         if let Some(errno) = errno {
             shared.slots.put(slot);
             let error = std::io::Error::from_raw_os_error(errno);
-            if is_busy(&error) {
+            if is_passing(&error) {
+                std::thread::sleep(AGAIN_NAP);
                 shared.queue.push_cold(&[index]);
                 return Ok(());
             }
-            if errno == libc::EINVAL || errno == libc::EOPNOTSUPP {
-                refuse_direct(shared, piece)?;
+            let refusal = match errno {
+                libc::EINVAL | libc::EOPNOTSUPP => Some(refused_at_read()),
+                // No memory to pin pages: the page cache needs none.
+                libc::ENOMEM => Some(DirectRefusal {
+                    by_file_system: false,
+                    why: "no memory for direct reads".to_owned(),
+                }),
+                _ => None,
+            };
+            if let Some(refusal) = refusal {
+                refuse_direct(shared, piece, &refusal)?;
                 shared.queue.leave_to_copy(&[index]);
                 return Ok(());
             }
@@ -261,25 +316,15 @@ impl Worker<'_> {
         }
         deliver(shared, Loaded { slot, piece: index, head, path: Path::Direct })
     }
-
-    /// Waits until the kernel writes to no slot any more. Blocks for as long as the kernel takes; a cancelled load does
-    /// not wait for this thread longer than its second.
-    fn settle(&mut self) -> Result<()> {
-        let mut result = Ok(());
-        while self.reading() > 0 {
-            // Errors of reads that nobody wants any more do not matter.
-            let reaped = self.reap();
-            if !self.shared.is_over() {
-                result = result.and(reaped);
-            }
-        }
-        result
-    }
 }
 
-/// The descriptor for direct reads of an object.
-fn direct_of(shared: &Shared, object: u32) -> Result<Option<&DirectFile>> {
-    Ok(shared.source(object)?.local().and_then(|file| file.direct()))
+/// The descriptor for direct reads of an object, or why there is none.
+fn direct_of(
+    shared: &Shared,
+    object: u32,
+) -> Result<std::result::Result<&DirectFile, &DirectRefusal>> {
+    let local = shared.source(object)?.local();
+    local.map(|file| file.direct()).ok_or_else(|| internal("direct read without a file"))
 }
 
 /// A range widened to the file's blocks: (start, bytes before the wanted ones, length).
@@ -288,8 +333,4 @@ fn aligned(direct: &DirectFile, offset: u64, len: u64) -> (u64, usize, usize) {
     let start = offset / align * align;
     let head = offset - start;
     (start, head as usize, (head + len).next_multiple_of(align) as usize)
-}
-
-fn is_busy(error: &std::io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
 }

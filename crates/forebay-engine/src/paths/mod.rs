@@ -4,4 +4,5 @@ pub(crate) mod copy;
 pub(crate) mod direct;
 pub(crate) mod mapping;
 mod pacer;
+mod ring;
 pub(crate) mod scatter;

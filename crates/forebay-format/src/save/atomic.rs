@@ -167,8 +167,16 @@ impl AtomicFile {
 
     /// Forces bytes, name and folder to the disk.
     pub fn commit(self) -> Result<Durability> {
+        self.commit_if(|| true)
+    }
+
+    /// Commits, if `go` says so once the bytes are on the disk: forcing them there may take long, and the caller may
+    /// have given up meanwhile. Then the error is `cancelled` and what was there before stays.
+    pub fn commit_if(self, go: impl Fn() -> bool) -> Result<Durability> {
         let folder = Arc::clone(&self.folder);
-        self.make_durable()?.publish()?;
+        let file = self.make_durable()?;
+        check_wanted(&go)?;
+        file.publish()?;
         folder.sync()
     }
 
@@ -193,6 +201,15 @@ impl AtomicFile {
         })?;
         self.temp = None;
         Ok(())
+    }
+}
+
+/// The last look before a save becomes visible. Errors: `cancelled`.
+pub(super) fn check_wanted(go: &impl Fn() -> bool) -> Result<()> {
+    match go() {
+        true => Ok(()),
+        false => Err(Error::new(Code::Cancelled, "the save was cancelled")
+            .hint("what was there before is untouched")),
     }
 }
 

@@ -15,7 +15,7 @@
 //! removed after it, and that is the moment the new model counts. Only where that index names `model.safetensors`
 //! itself (or cannot be read, so that nobody knows) the new model gets an index too.
 
-use super::atomic::{AtomicFile, Durability, DurableFile, Folder};
+use super::atomic::{AtomicFile, Durability, DurableFile, Folder, check_wanted};
 use super::shards::{ShardPlan, index_json, shard_layout, shard_name};
 use super::temp::{clean_stale_temps, fresh_name};
 use crate::folder::{INDEX, SINGLE};
@@ -109,13 +109,21 @@ impl ModelSave {
 
     /// Makes what was written the model of the folder.
     pub fn commit(self) -> Result<Saved> {
+        self.commit_if(|| true)
+    }
+
+    /// Commits, if `go` says so before the first file gets its name and again before the index does: what comes
+    /// before each may take long, and the caller may have given up meanwhile. Then the error is `cancelled`, the old
+    /// model stays, and nothing of the new one is left.
+    pub fn commit_if(self, go: impl Fn() -> bool) -> Result<Saved> {
         let Self { folder, shards, index, old } = self;
         for synced in parallel::map(&shards, |shard| shard.file.sync()) {
             synced?;
         }
+        check_wanted(&go)?;
         let files: Vec<String> = shards.iter().map(|shard| shard.name.clone()).collect();
         let durability = match index {
-            Some(index) => publish_indexed(&folder, shards, &index)?,
+            Some(index) => publish_indexed(&folder, shards, &index, &go)?,
             None => publish_single(&folder, shards, &old)?,
         };
         let (removed, mut warnings) = remove_old(&folder, &old, &files);
@@ -222,9 +230,14 @@ fn choose_names(plans: &mut [ShardPlan], folder: &Folder) -> Result<()> {
     Err(error.at(shown(&folder.path)))
 }
 
-fn publish_indexed(folder: &Arc<Folder>, shards: Vec<Shard>, index: &str) -> Result<Durability> {
+fn publish_indexed(
+    folder: &Arc<Folder>,
+    shards: Vec<Shard>,
+    index: &str,
+    go: &impl Fn() -> bool,
+) -> Result<Durability> {
     let mut published: Vec<String> = Vec::new();
-    let result = publish_files_and_index(folder, shards, index, &mut published);
+    let result = publish_files_and_index(folder, shards, index, go, &mut published);
     // Once the index may be in place its files must stay, whatever the error says.
     if result.is_err() && !index_names(folder, &published) {
         for name in &published {
@@ -239,6 +252,7 @@ fn publish_files_and_index(
     folder: &Arc<Folder>,
     shards: Vec<Shard>,
     index: &str,
+    go: &impl Fn() -> bool,
     published: &mut Vec<String>,
 ) -> Result<Durability> {
     // Made first, so that a full disk is found before any name is given.
@@ -253,6 +267,7 @@ fn publish_files_and_index(
         published.push(shard.name);
     }
     folder.sync()?;
+    check_wanted(go)?;
     file.publish()?;
     folder.sync()
 }

@@ -48,21 +48,28 @@ fn every_path_brings_the_same_bytes() {
     }
 }
 
-/// Makes `io_uring_setup` fail with EPERM in the child, as container runtimes do.
-fn refuse_io_uring(command: &mut Command) {
+/// Makes a system call fail in the child, as container runtimes and old kernels do; with `flag` only calls that have
+/// this bit in their third argument.
+fn refuse_call(command: &mut Command, number: i64, errno: i32, flag: Option<i32>) {
     // SAFETY: two prctl calls on memory that lives through them; they may be made between fork and exec.
     unsafe {
-        command.pre_exec(|| {
-            const LOAD_NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+        command.pre_exec(move || {
+            const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
             const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+            const JUMP_SET: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
             const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-            let refusal = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+            // struct seccomp_data: the number, the architecture, the address (8 bytes), six arguments of 8 bytes.
+            const THIRD_ARGUMENT: u32 = 4 + 4 + 8 + 2 * 8;
             let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+            let flag = flag.map_or(u32::MAX, |flag| flag as u32);
+            let every = u8::from(flag != u32::MAX);
             let mut steps = [
-                // The first word of seccomp_data is the number of the system call.
-                step(LOAD_NUMBER, 0, 0, 0),
-                step(JUMP_EQUAL, 0, 1, libc::SYS_io_uring_setup as u32),
-                step(RETURN, 0, 0, refusal),
+                step(LOAD, 0, 0, 0),
+                step(JUMP_EQUAL, 0, 3, number as u32),
+                step(LOAD, 0, 0, THIRD_ARGUMENT),
+                // Without a flag every call of the number is refused.
+                step(JUMP_SET, 0, every, flag),
+                step(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
                 step(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
             ];
             let program = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
@@ -73,6 +80,46 @@ fn refuse_io_uring(command: &mut Command) {
             }
             Ok(())
         });
+    }
+}
+
+fn refuse_io_uring(command: &mut Command) {
+    refuse_call(command, libc::SYS_io_uring_setup, libc::EPERM, None);
+}
+
+#[test]
+fn an_io_uring_that_can_only_be_made_is_given_up() {
+    let (_folder, path, tensors) = model(12);
+    for errno in [libc::EPERM, libc::EINVAL] {
+        if !drop_pages(&path) {
+            return skip("the file cannot be dropped from the page cache here (tmpfs?)");
+        }
+        let mut command = forebay();
+        command.args(LOAD).arg(&path);
+        refuse_call(&mut command, libc::SYS_io_uring_enter, errno, None);
+        let report = json_of(&mut command);
+        assert_eq!(arrived(&report), expected(&tensors));
+        assert!(!paths(&report).contains(&"direct".to_owned()), "{report}");
+        assert!(report["loads"][0]["refusals"].to_string().contains("io_uring"), "{report}");
+    }
+}
+
+#[test]
+fn o_direct_refused_is_reported_and_the_load_goes_on() {
+    let (_folder, path, tensors) = model(12);
+    for (errno, words) in [(libc::EINVAL, "O_DIRECT"), (libc::EMFILE, "Too many open files")] {
+        if !drop_pages(&path) {
+            return skip("the file cannot be dropped from the page cache here (tmpfs?)");
+        }
+        let mut command = forebay();
+        command.args(LOAD).arg(&path);
+        refuse_call(&mut command, libc::SYS_openat, errno, Some(libc::O_DIRECT));
+        let report = json_of(&mut command);
+        assert_eq!(arrived(&report), expected(&tensors));
+        let taken = paths(&report);
+        assert!(taken.contains(&"buffered".to_owned()), "{report}");
+        assert!(!taken.iter().any(|path| path.starts_with("direct")), "{report}");
+        assert!(report["loads"][0]["refusals"].to_string().contains(words), "{report}");
     }
 }
 

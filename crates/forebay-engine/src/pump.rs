@@ -147,8 +147,8 @@ pub(crate) fn run(shared: &Arc<Shared>, dma: bool, window_limit: u64) -> Result<
 }
 
 impl Drop for Pump<'_> {
-    /// Also after a panic: slots and mappings go only when the GPU is done with them, and where that cannot be known they
-    /// stay for ever.
+    /// Also after a panic: slots and mappings go only when the GPU is done with them, and where that cannot be known
+    /// they stay for ever.
     fn drop(&mut self) {
         if let Err(error) = self.stream.synchronize() {
             tracing::warn!(%error, "staging memory is given up, the GPU may still use it");

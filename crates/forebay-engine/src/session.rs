@@ -28,8 +28,8 @@ const CANCEL_WAIT: Duration = Duration::from_millis(800);
 /// How long `finish` waits for registrations to be released before it drops pages: 16 GiB take 150 ms.
 const RELEASE_WAIT: Duration = Duration::from_secs(5);
 
-/// Ranges that are dropped from the page cache are widened to this grid: the kernel drops no folio by halves, and folios
-/// are of up to 4 MiB where files are written in large pieces.
+/// Ranges that are dropped from the page cache are widened to this grid: the kernel drops no folio by halves, and
+/// folios are of up to 4 MiB where files are written in large pieces.
 const DROP_GRID: u64 = 4 << 20;
 
 /// Host targets from this size on are worth huge pages.

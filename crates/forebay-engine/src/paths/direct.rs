@@ -102,7 +102,8 @@ pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
     Ok(())
 }
 
-/// Whether io_uring is refused for good: by a filter, or by a kernel that lacks it. Want of descriptors or memory passes.
+/// Whether io_uring is refused for good: by a filter, or by a kernel that lacks it. Want of descriptors or memory
+/// passes.
 fn is_verdict(error: &io::Error) -> bool {
     let verdicts = [libc::EPERM, libc::EACCES, libc::ENOSYS, libc::EINVAL, libc::EOPNOTSUPP];
     error.raw_os_error().is_some_and(|errno| verdicts.contains(&errno))

@@ -11,6 +11,9 @@ use crate::plan::Plan;
 use crate::session::Session;
 use crate::source::RangeSource;
 
+/// Slots below which a smaller arena is not tried any more.
+const ARENA_SLOTS_MIN: usize = 4;
+
 /// Moves bytes between sources and one device. Loads may run side by side; they share the arena and the window of
 /// registered page cache.
 pub struct Engine {
@@ -68,11 +71,21 @@ impl Engine {
         if let Some(arena) = self.arena.get() {
             return Ok(arena);
         }
-        let config = ArenaConfig {
-            size_bytes: self.config.arena_bytes,
-            slot_bytes: self.config.piece_bytes as usize,
+        let slot_bytes = self.config.piece_bytes as usize;
+        let mut size_bytes = self.config.arena_bytes;
+        let arena = loop {
+            match Arena::new(&self.device, &ArenaConfig { size_bytes, slot_bytes }) {
+                // Address space may be limited; a load needs no more than some ten slots.
+                Err(error)
+                    if error.code() == forebay_error::Code::OutOfMemory
+                        && size_bytes / 2 >= ARENA_SLOTS_MIN * slot_bytes =>
+                {
+                    tracing::warn!(%error, "trying a smaller arena");
+                    size_bytes /= 2;
+                }
+                made => break made?,
+            }
         };
-        let arena = Arena::new(&self.device, &config)?;
         // Two loads that start at once may both have made one; the loser's has no memory yet and goes.
         Ok(self.arena.get_or_init(|| arena))
     }

@@ -384,3 +384,40 @@ fn what_is_saved_has_the_digest_of_what_was_written() {
     let digest = sha256_extent(&model.files[0], tensor.offset, tensor.bytes).unwrap();
     assert_eq!(hex(&digest), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
 }
+
+#[test]
+fn an_old_index_cannot_have_files_removed_that_are_no_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let precious = [".env", "config.json", "thesis.tex", ".hidden.safetensors"];
+    for name in precious {
+        fs::write(folder.path().join(name), "precious").unwrap();
+    }
+    fs::create_dir(folder.path().join("d.safetensors")).unwrap();
+    let map: Vec<String> = precious.iter().map(|name| format!("{name:?}:{name:?}")).collect();
+    let index = format!(r#"{{"weight_map":{{{},"d":"d.safetensors"}}}}"#, map.join(","));
+    fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+    let saved = saved(folder.path(), &specs(&[("a", 8)]), 100, 6);
+    assert_eq!(saved.removed, [] as [String; 0]);
+    for name in precious {
+        assert_eq!(fs::read_to_string(folder.path().join(name)).unwrap(), "precious");
+    }
+}
+
+#[test]
+fn saves_side_by_side_leave_one_model_and_no_orphans() {
+    let folder = tempfile::tempdir().unwrap();
+    let tensors = specs(&[("a", 8), ("b", 8), ("c", 8)]);
+    std::thread::scope(|scope| {
+        for fill in 0..2 {
+            let (folder, tensors) = (&folder, &tensors);
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    saved(folder.path(), tensors, 8, fill);
+                }
+            });
+        }
+    });
+    assert!(content(folder.path(), &tensors) < 2);
+    // Three files and the index.
+    assert_eq!(names(folder.path()).len(), 4, "{:?}", names(folder.path()));
+}

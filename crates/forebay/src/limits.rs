@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use forebay_device::Device;
 use forebay_engine::{LocalFile, measure_link};
-use forebay_error::{Error, Result};
+use forebay_error::{Code, Error, Result};
 use forebay_format::Model;
 use serde::Serialize;
 
@@ -23,7 +23,7 @@ use crate::units::{count, gb_per_s};
 const LINK_BYTES: usize = 256 << 20;
 
 /// Memory that a memory-copy measurement touches, at the most: beyond every cache, and quickly done.
-const COPY_BYTES: u64 = 512 << 20;
+const COPY_BYTES: u64 = 128 << 20;
 
 const ROUNDS: usize = 5;
 
@@ -64,9 +64,15 @@ pub(crate) fn of_device(device: &Device, threads: usize, bytes: u64) -> Result<L
 
 /// The rate of copying memory with so many threads.
 pub(crate) fn memory_copy(threads: usize, bytes: u64) -> Result<Limit> {
+    if forebay_topology::memory_headroom().is_some_and(|free| free < 4 * COPY_BYTES) {
+        return Err(Error::new(
+            Code::OutOfMemory,
+            "too little memory to measure the rate of copies",
+        ));
+    }
     let block = (bytes.clamp(COPY_BYTES / 4, COPY_BYTES) / 2 / threads.max(1) as u64) as usize;
-    // Not zeros, or the pages of `vec!` would be untouched. Each thread makes its own, so that they lie near it.
-    let make = |_, (): &()| Ok(Mutex::new((vec![1_u8; block], vec![2_u8; block])));
+    // Each thread makes its own, so that they lie near it.
+    let make = |_, (): &()| Ok(Mutex::new((touched(block, 1)?, touched(block, 2)?)));
     let blocks = parallel::map(&vec![(); threads], threads, make)?;
     let mut best = f64::INFINITY;
     for _ in 0..ROUNDS {
@@ -85,6 +91,16 @@ pub(crate) fn memory_copy(threads: usize, bytes: u64) -> Result<Limit> {
         gb_per_s: gb_per_s((block * threads) as u64, best),
         how: format!("{} copying touched memory", count(threads, "thread")),
     })
+}
+
+/// Memory that is there for sure: filled, and an error where there is none.
+fn touched(len: usize, value: u8) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(len).map_err(|error| {
+        Error::new(Code::OutOfMemory, "no memory to measure the rate of copies").with_source(error)
+    })?;
+    bytes.resize(len, value);
+    Ok(bytes)
 }
 
 /// The rate of reading a model's files past the page cache; `None` where the file system has no direct reads.

@@ -14,12 +14,13 @@ use super::temp::fresh_name;
 use crate::text::shown;
 use forebay_error::{Code, Error, Result};
 use rustix::fd::OwnedFd;
-use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What is known about a name that was just made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,16 @@ pub enum Durability {
 pub(super) struct Folder {
     fd: OwnedFd,
     pub(super) path: PathBuf,
+}
+
+/// A save's turn to publish in a folder.
+pub(super) struct Turn<'a>(&'a Folder);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // Closing the folder would do it as well.
+        let _ = rustix::fs::flock(&self.0.fd, FlockOperation::Unlock);
+    }
 }
 
 impl Folder {
@@ -60,6 +71,22 @@ impl Folder {
         let name = name.as_ref();
         let removed = rustix::fs::unlinkat(&self.fd, name, AtFlags::empty());
         removed.map_err(|errno| self.failed("cannot remove", name, errno))
+    }
+
+    /// Waits until no other save publishes in this folder, and keeps others out as long as the guard lives. Advice: a
+    /// file system without locks, or a holder that hangs, ends the wait.
+    pub(super) fn take_turn(&self) -> Turn<'_> {
+        const WAIT: Duration = Duration::from_secs(30);
+        let deadline = Instant::now() + WAIT;
+        while let Err(Errno::WOULDBLOCK | Errno::INTR) =
+            rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive)
+        {
+            if Instant::now() >= deadline {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Turn(self)
     }
 
     pub(super) fn sync(&self) -> Result<Durability> {

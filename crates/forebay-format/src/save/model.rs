@@ -25,6 +25,7 @@ use crate::parallel;
 use crate::safetensors::{SaveLayout, TensorSpec, layout_of};
 use crate::text::shown;
 use forebay_error::{Code, Error, Result};
+use rustix::fs::FileType;
 use sha2::{Digest, Sha256};
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -122,6 +123,9 @@ impl ModelSave {
         }
         check_wanted(&go)?;
         let files: Vec<String> = shards.iter().map(|shard| shard.name.clone()).collect();
+        // One save after the other: the old model is the one that the other has published meanwhile.
+        let _turn = folder.take_turn();
+        let old = Old::of(&folder).unwrap_or(old);
         let durability = match index {
             Some(index) => publish_indexed(&folder, shards, &index, &go)?,
             None => publish_single(&folder, shards, &old)?,
@@ -287,10 +291,10 @@ fn publish_single(folder: &Folder, shards: Vec<Shard>, old: &Old) -> Result<Dura
     }
     let durability = folder.sync()?;
     match old {
-        Old::Indexed(_) => {
-            folder.remove(INDEX)?;
-            folder.sync()
-        }
+        Old::Indexed(_) => match folder.remove(INDEX) {
+            Err(error) if error.code() != Code::NotFound => Err(error),
+            _ => folder.sync(),
+        },
         _ => Ok(durability),
     }
 }
@@ -306,9 +310,15 @@ fn remove_old(folder: &Folder, old: &Old, new: &[String]) -> (Vec<String>, Vec<S
     names.sort_unstable();
     let (mut removed, mut warnings) = (Vec::new(), Vec::new());
     for name in names {
-        // A folder below may be a link to elsewhere.
-        if name.contains('/') {
-            warnings.push(format!("a file of the old model stays: {}", crate::text::quoted(name)));
+        // Only what is surely a model's: an index can name any file of the folder, and a folder below may be a link to
+        // elsewhere.
+        let ours = name.ends_with(".safetensors") && !name.starts_with('.') && !name.contains('/');
+        let file = matches!(folder.kind(name), Ok(Some(FileType::RegularFile | FileType::Symlink)));
+        if !ours || !file {
+            if !matches!(folder.kind(name), Ok(None)) {
+                let name = crate::text::quoted(name);
+                warnings.push(format!("a file that the old index names stays: {name}"));
+            }
             continue;
         }
         match folder.remove(name) {

@@ -284,10 +284,14 @@ fn two_saves_at_once_do_not_mix() {
     let tensors = specs(&[("a", 8), ("b", 8)]);
     let first = written(folder.path(), &tensors, 8, 1);
     let second = written(folder.path(), &tensors, 8, 2);
-    second.commit().unwrap();
-    // Both chose the same names; the later one must not take the files of the earlier from under its index.
-    assert_eq!(first.commit().unwrap_err().code(), Code::AlreadyExists);
+    let theirs = second.commit().unwrap();
     assert_eq!(content(folder.path(), &tensors), 2);
+    // Both chose the same names; the later one must not take the files of the earlier from under its index, so it takes
+    // others, and then replaces the whole model.
+    let ours = first.commit().unwrap();
+    assert!(ours.files.iter().all(|name| !theirs.files.contains(name)));
+    assert_eq!(ours.removed, theirs.files);
+    assert_eq!(content(folder.path(), &tensors), 1);
     assert_eq!(names(folder.path()).len(), 3);
 }
 

@@ -151,6 +151,11 @@ impl AtomicFile {
         &self.file
     }
 
+    /// Gives it another destination in the same folder.
+    pub(super) fn set_name(&mut self, name: &str) {
+        self.name = OsString::from(name);
+    }
+
     /// Where the file will appear.
     pub fn dest(&self) -> PathBuf {
         self.folder.path.join(&self.name)

@@ -39,6 +39,8 @@ pub struct ModelSave {
     folder: Arc<Folder>,
     shards: Vec<Shard>,
     index: Option<String>,
+    /// For the index, which is made anew where names were taken meanwhile.
+    specs: Vec<TensorSpec>,
     old: Old,
 }
 
@@ -100,7 +102,7 @@ impl ModelSave {
         let index = if plain { None } else { Some(index_json(&plans, tensors)?) };
         let shards = plans.into_iter().map(|plan| Shard::create(&folder, plan, tensors, metadata));
         let shards = shards.collect::<Result<_>>()?;
-        Ok(Self { folder, shards, index, old })
+        Ok(Self { folder, shards, index, specs: tensors.to_vec(), old })
     }
 
     /// The files to write.
@@ -117,15 +119,18 @@ impl ModelSave {
     /// before each may take long, and the caller may have given up meanwhile. Then the error is `cancelled`, the old
     /// model stays, and nothing of the new one is left.
     pub fn commit_if(self, go: impl Fn() -> bool) -> Result<Saved> {
-        let Self { folder, shards, index, old } = self;
+        let Self { folder, mut shards, index, specs, old } = self;
         for synced in parallel::map(&shards, |shard| shard.file.sync()) {
             synced?;
         }
         check_wanted(&go)?;
-        let files: Vec<String> = shards.iter().map(|shard| shard.name.clone()).collect();
-        // One save after the other: the old model is the one that the other has published meanwhile.
+        // One save after the other: the old model is the one that the other has published meanwhile, and its names are
+        // taken.
         let _turn = folder.take_turn();
         let old = Old::of(&folder).unwrap_or(old);
+        let index = index.map(|index| rename_taken(&folder, &mut shards, &specs, index));
+        let index = index.transpose()?;
+        let files: Vec<String> = shards.iter().map(|shard| shard.name.clone()).collect();
         let durability = match index {
             Some(index) => publish_indexed(&folder, shards, &index, &go)?,
             None => publish_single(&folder, shards, &old)?,
@@ -232,6 +237,31 @@ fn choose_names(plans: &mut [ShardPlan], folder: &Folder) -> Result<()> {
     }
     let error = Error::new(Code::AlreadyExists, "no free names for the files of the model");
     Err(error.at(shown(&folder.path)))
+}
+
+/// Gives the files other names if any of theirs is taken; returns the index that fits.
+fn rename_taken(
+    folder: &Folder,
+    shards: &mut [Shard],
+    specs: &[TensorSpec],
+    index: String,
+) -> Result<String> {
+    let mut taken = false;
+    for shard in shards.iter() {
+        taken |= folder.kind(&shard.name)?.is_some();
+    }
+    if !taken {
+        return Ok(index);
+    }
+    let plan =
+        |shard: &Shard| ShardPlan { name: shard.name.clone(), tensors: shard.tensors.clone() };
+    let mut plans: Vec<ShardPlan> = shards.iter().map(plan).collect();
+    choose_names(&mut plans, folder)?;
+    for (shard, plan) in shards.iter_mut().zip(&plans) {
+        shard.name.clone_from(&plan.name);
+        shard.file.set_name(&plan.name);
+    }
+    index_json(&plans, specs)
 }
 
 fn publish_indexed(

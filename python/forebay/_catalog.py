@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from forebay import _native
-from forebay._errors import make, usage
+from forebay._errors import make, plain, quoted, usage
 
 PathLike = str | os.PathLike[str]
 #: A folder, an index, a file, or a list of files.
@@ -52,7 +52,7 @@ class Catalog:
         if not files:
             return "model without files"
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        return f"{files[0][1]}{more}"
+        return f"{plain(str(files[0][1]))}{more}"
 
 
 def no_such_tensor(name: object, known: Iterable[str]) -> Exception:
@@ -64,7 +64,7 @@ def no_such_tensor(name: object, known: Iterable[str]) -> Exception:
     names = [other for other, _ in zip(known, range(20_000), strict=False)]
     close = get_close_matches(str(name), names, 3)
     if close:
-        hints.append("names like it: " + ", ".join(close))
+        hints.append("names like it: " + ", ".join(map(quoted, close)))
     else:
         hints.append("keys() of forebay.safe_open, or `forebay inspect`, lists the names")
-    return make("no_such_tensor", f"no tensor is called `{name}`", None, hints)
+    return make("no_such_tensor", f"no tensor is called {quoted(name)}", None, hints)

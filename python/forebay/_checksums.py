@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from forebay._catalog import Catalog
-from forebay._errors import make, usage
+from forebay._errors import make, quoted, usage
 
 #: Digests in hex by file number.
 Expected = dict[int, str]
@@ -28,8 +28,10 @@ def parse_expected(catalog: Catalog, expected: str | Mapping[str, str] | None) -
     found: Expected = {}
     for name, digest in expected.items():
         if name not in numbers:
-            some = ", ".join(list(numbers)[:5])
-            raise usage(f"a SHA-256 was given for `{name}`, no file of the model", f"files: {some}")
+            some = ", ".join(map(quoted, list(numbers)[:5]))
+            raise usage(
+                f"a SHA-256 was given for {quoted(name)}, no file of the model", f"files: {some}"
+            )
         found[numbers[name]] = _checked(digest, name)
     return found
 
@@ -48,7 +50,7 @@ def compare(catalog: Catalog, expected: Expected, found: Mapping[int, str]) -> N
         return
     lines = [f"SHA-256 is {found.get(number)}, expected {expected[number]}" for number in wrong[:1]]
     if len(wrong) > 1:
-        others = ", ".join(files[number][0] for number in wrong[1:20])
+        others = ", ".join(quoted(files[number][0]) for number in wrong[1:20])
         lines.append(f"{len(wrong) - 1} more files differ: {others}")
     where = str(files[wrong[0]][1])
     hint = "the file is damaged or another version: download it again; nothing was handed out"

@@ -10,11 +10,31 @@ from collections.abc import Iterable, Sequence
 
 from forebay import _native
 
+#: Characters of a name that a message shows.
+_SHOWN_CHARS = 200
+
+
+def plain(text: str) -> str:
+    """Text that cannot write to a terminal: control characters, line ends and half characters are escaped as in a
+    Python literal. What is escaped already stays as it is."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def quoted(name: object) -> str:
+    """A name out of a file or a call, for a message: in backticks, escaped, long ones cut."""
+    text = str(name)
+    if len(text) > _SHOWN_CHARS:
+        return f"`{plain(text[:_SHOWN_CHARS])}`... ({len(text)} characters)"
+    return f"`{plain(text)}`"
+
 
 class Error(Exception):
     """What every exception of Forebay is.
 
-    `str()` is the message as the `forebay` command prints it: code, what, where, causes and hints, a line each.
+    `str()` is the message as the `forebay` command prints it: code, what, where, causes and hints, a line each. Names
+    in it come from files: whatever they hold, no line holds a control character.
     """
 
     code: str
@@ -33,10 +53,10 @@ class Error(Exception):
         errno: int | None = None,
     ) -> None:
         self.code = code
-        self.what = what
-        self.where = where
-        self.hints = tuple(hints)
-        self.causes = tuple(causes)
+        self.what = plain(what)
+        self.where = None if where is None else plain(where)
+        self.hints = tuple(map(plain, hints))
+        self.causes = tuple(map(plain, causes))
         self._errno = errno
         if errno is not None and isinstance(self, OSError):
             super().__init__(errno, self.render())

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forebay import _native
-from forebay._errors import Error, make, usage
+from forebay._errors import Error, make, quoted, usage
 
 if TYPE_CHECKING:
     import torch
@@ -133,7 +133,7 @@ def stored_shape(shape: Shape, name: str, elements: int, tensor: str) -> Shape:
             count *= side
         return (count * bits // 8,)
     what = f"rows of {last} elements of {name} are not whole bytes, which tensors of them need"
-    raise make("unsupported", what, f"tensor `{tensor}`", ["pass raw=True to get the bytes"])
+    raise make("unsupported", what, f"tensor {quoted(tensor)}", ["pass raw=True to get the bytes"])
 
 
 class Torch:

@@ -198,7 +198,11 @@ class _Load:
             CAST_WINDOW_BYTES,
         )
         try:
-            for target, tensor in stream(session, place.framework, layout, CAST_WINDOW_BYTES):
+            files = [self.catalog.entries[number].file for number, _ in wants]
+            arriving = stream(
+                session, place.framework, layout, CAST_WINDOW_BYTES, files, self.catalog.model
+            )
+            for target, tensor in arriving:
                 take(target, tensor)
                 del tensor
                 if self.progress is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from forebay import _native
 from forebay._catalog import Catalog, Paths
-from forebay._errors import make, usage
+from forebay._errors import make, quoted, usage
 from forebay._frameworks import BITS, Shape, Tensor
 from forebay._options import engine
 from forebay._options import parse as parse_options
@@ -184,7 +184,10 @@ class SafeOpen:
                 # Raises in the child of a fork, also where the next tensor has arrived already.
                 session.done()
 
-            arriving = stream(session, self._place.framework, layout, max_bytes, check)
+            files = [catalog.entries[place].file for place, _ in wants]
+            arriving = stream(
+                session, self._place.framework, layout, max_bytes, files, catalog.model, check
+            )
             for target, tensor in arriving:
                 yield catalog.entries[wants[target][0]].name, tensor
                 del tensor
@@ -296,7 +299,7 @@ class TensorSlice:
             what = (
                 f"{self._entry.dtype} tensors are indexed by slices of step 1 in the last dimension"
             )
-            raise make("unsupported", what, f"tensor `{self._entry.name}`")
+            raise make("unsupported", what, f"tensor {quoted(self._entry.name)}")
 
     def _basic(self, items: tuple[Any, ...]) -> Tensor:
         """Reads the box around the index, then applies what is left of it (integers, steps, new dimensions)."""

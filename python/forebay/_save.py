@@ -14,7 +14,7 @@ from typing import Any
 
 from forebay import _native, _options
 from forebay._catalog import PathLike
-from forebay._errors import SharedTensorsError, make, usage
+from forebay._errors import SharedTensorsError, make, quoted, usage
 from forebay._frameworks import _TORCH_NAMES, BITS, Shape, Tensor
 
 #: Tensors by name.
@@ -155,7 +155,7 @@ def _prepared(tensors: Tensors) -> tuple[list[Spec], list[Tensor]]:
             of_torch[name] = tensor
         elif numpy is None or not isinstance(tensor, numpy.ndarray):
             what = f"a torch tensor or numpy array is needed, not {type(tensor).__name__}"
-            raise usage(what, where=f"tensor `{name}`")
+            raise usage(what, where=f"tensor {quoted(name)}")
     if of_torch:
         _check_dense(of_torch)
         _check_apart(of_torch)
@@ -167,7 +167,7 @@ def _prepared(tensors: Tensors) -> tuple[list[Spec], list[Tensor]]:
 
 
 def _torch_spec(name: str, tensor: Tensor) -> tuple[Spec, Tensor]:
-    where = f"tensor `{name}`"
+    where = f"tensor {quoted(name)}"
     if tensor.is_meta:
         raise usage("the tensor is on the meta device and has no bytes", where=where)
     if not tensor.is_contiguous():
@@ -186,7 +186,7 @@ def _torch_spec(name: str, tensor: Tensor) -> tuple[Spec, Tensor]:
 
 
 def _numpy_spec(name: str, array: Any) -> tuple[Spec, Tensor]:
-    where = f"tensor `{name}`"
+    where = f"tensor {quoted(name)}"
     if not array.flags.c_contiguous:
         hint = f"save numpy.ascontiguousarray(tensors[{name!r}])"
         raise usage("the array is not contiguous", hint, where=where)
@@ -299,4 +299,4 @@ def _is_whole(tensor: Tensor) -> bool:
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - 20} more" if len(listed) > 20 else ""
-    return ", ".join(f"`{name}`" for name in listed[:20]) + more
+    return ", ".join(quoted(name) for name in listed[:20]) + more

@@ -9,7 +9,7 @@ from operator import index as as_int
 from types import EllipsisType
 
 from forebay._catalog import Catalog, no_such_tensor
-from forebay._errors import make, usage
+from forebay._errors import make, quoted, usage
 from forebay._frameworks import Shape
 
 #: Offsets and sizes of a box inside of a tensor; `None` is all of it.
@@ -84,7 +84,7 @@ def _shard_or_slices(choice: object, shape: Shape, name: str, strict: bool) -> R
     if isinstance(choice, slice | EllipsisType | tuple):
         return region_of(choice, shape, name)
     what = f"a shard is {choice!r}, (dim, rank, world) is needed"
-    raise usage(what, where=f"tensor `{name}`")
+    raise usage(what, where=f"tensor {quoted(name)}")
 
 
 def shard_of(dim: int, rank: int, world: int, shape: Shape, name: str, strict: bool) -> Region:
@@ -99,7 +99,7 @@ def shard_of(dim: int, rank: int, world: int, shape: Shape, name: str, strict: b
         if not strict:
             return None
         what = f"shape {list(shape)} has no dimension {dim}"
-        raise make("bad_slice", what, f"tensor `{name}`")
+        raise make("bad_slice", what, f"tensor {quoted(name)}")
     rows = -(-shape[at] // world)
     start = min(rank * rows, shape[at])
     offsets, sizes = [0] * len(shape), list(shape)
@@ -113,7 +113,7 @@ def region_of(slices: object, shape: Shape, name: str) -> Region:
     Errors: `bad_slice`.
     """
     items = list(slices) if isinstance(slices, tuple) else [slices]
-    where = f"tensor `{name}`"
+    where = f"tensor {quoted(name)}"
     if items.count(...) > 1:
         raise make("bad_slice", "a region has more than one ellipsis", where)
     if ... in items:

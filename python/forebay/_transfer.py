@@ -17,9 +17,10 @@ from typing import Any
 
 from forebay import _native
 from forebay._catalog import Catalog
-from forebay._errors import Error, make
+from forebay._errors import Error, make, quoted
 from forebay._frameworks import Framework, FrameworkDtype, Shape, Tensor, stored_shape
 from forebay._options import Options
+from forebay._process import remember_session
 from forebay._select import Region
 
 #: Tensors of the first batch and of the last ones, and bytes after which one goes in any case: both double from batch
@@ -79,7 +80,7 @@ def _dtype_of(framework: Framework, dtype: str, raw: bool, name: str) -> tuple[A
     try:
         return framework.dtype(dtype, raw)
     except Error as error:
-        where = f"tensor `{name}`"
+        where = f"tensor {quoted(name)}"
         causes = (error.causes, error._errno)
         raise type(error)(error.code, error.what, where, error.hints, *causes) from error.__cause__
 
@@ -91,7 +92,7 @@ def _check_holdable(shape: Shape, name: str) -> None:
         reach *= max(side, 1)
     if reach >= 1 << 63:
         what = f"shape {list(shape)} is beyond what numpy can hold"
-        raise make("unsupported", what, f"tensor `{name}`", ["leave it out with names="])
+        raise make("unsupported", what, f"tensor {quoted(name)}", ["leave it out with names="])
 
 
 def start(
@@ -103,7 +104,7 @@ def start(
 ) -> _native.Session:
     """Starts a session for `wants`, ascending by place; `None` for everything. With a `budget` of bytes it is made for
     `stream`: in batches of half of it, so that one arrives while the other is with the consumer."""
-    return engine.start(
+    session = engine.start(
         catalog.model,
         wants,
         threads=options.threads,
@@ -111,6 +112,8 @@ def start(
         cache=options.cache,
         batch_bytes=None if budget is None else max(budget // 2, 1),
     )
+    remember_session(session)
+    return session
 
 
 def fill_new(
@@ -149,12 +152,17 @@ def stream(
     framework: Framework,
     layout: Layout,
     budget: int,
+    file_of: Sequence[int],
+    model: _native.Model,
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[int, Tensor]]:
     """Yields (target, tensor) as they arrive, with at most `budget` bytes waiting or being filled.
 
     A tensor counts until the next one is asked for. `check` is called before each. Left early, the session is
-    cancelled.
+    cancelled. `file_of` is the number of each target's file in the model: no tensor is yielded before its file was
+    found unchanged after it had been read.
+
+    Errors: `file_changed`, and what ended the session.
     """
     total = len(layout)
     sizes, needs = layout.bytes, session.needs()
@@ -176,7 +184,10 @@ def stream(
                 session.provide(addresses, made, framework.stream())
                 held.update(zip(range(begin, provided), made, strict=True))
                 del made
-            for target in session.next_ready() or ():
+            ready = session.next_ready() or []
+            # One look for all that have arrived; nobody may stay for the one at the end of the session.
+            model.check_files(list({file_of[target] for target in ready}))
+            for target in ready:
                 tensor = held.pop(target)
                 delivered[target] = 1
                 check()

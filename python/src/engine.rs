@@ -12,12 +12,14 @@ use pyo3::types::{PyDict, PyString};
 use crate::error::Result;
 use crate::fork::Own;
 use crate::model::Model;
+use crate::process::{self, Holder};
 use crate::session::Session;
 use crate::wait::interruptible;
 
 /// A device with its arena. Loads of one process share it.
 #[pyclass(frozen, module = "forebay._native")]
 pub(crate) struct Engine {
+    _holder: Holder,
     inner: Own<Arc<forebay_engine::Engine>>,
 }
 
@@ -31,7 +33,9 @@ impl Engine {
     fn new(py: Python<'_>, device: String, config: &Bound<'_, PyDict>) -> Result<Self> {
         let config = config_of(config)?;
         let device = interruptible(py, move |_| Device::open(&device))?;
-        Ok(Self { inner: Own::new(forebay_engine::Engine::new(device, config), "this engine") })
+        let engine = forebay_engine::Engine::new(device, config);
+        process::watch(&engine);
+        Ok(Self { _holder: Holder::new(), inner: Own::new(engine, "this engine") })
     }
 
     /// Starts a load of `wanted`, ascending by (tensor, place in the list); target `i` is `wanted[i]`. `None` is every

@@ -7,12 +7,14 @@
 //! - Errors become the package's exceptions by their code ([`error`]).
 //! - Objects with threads behind them remember the process that made them. In a child of a fork they raise `forked`,
 //!   and they are leaked there instead of dropped: their threads, locks and driver handles are the parent's ([`fork`]).
+//! - A fork and the exit wait for what they would break ([`process`]).
 
 mod digest;
 mod engine;
 mod error;
 mod fork;
 mod model;
+mod process;
 mod report;
 mod save;
 mod session;
@@ -69,6 +71,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(codes, module)?)?;
     module.add_function(wrap_pyfunction!(dtypes, module)?)?;
     module.add_function(wrap_pyfunction!(raise_error, module)?)?;
+    module.add_function(wrap_pyfunction!(process::forget_parent, module)?)?;
+    module.add_function(wrap_pyfunction!(process::resume_calls, module)?)?;
+    module.add_function(wrap_pyfunction!(process::wait_for_calls, module)?)?;
+    module.add_function(wrap_pyfunction!(process::wait_for_engines, module)?)?;
     module.add_class::<model::Entry>()?;
     module.add_class::<model::Model>()?;
     module.add_class::<engine::Engine>()?;

@@ -103,6 +103,18 @@ impl Model {
         interruptible(py, move |_| model.check_unchanged())
     }
 
+    /// The same for some files (numbers in `files()`), which is to take microseconds: no thread of its own, no look
+    /// for signals.
+    fn check_files(&self, py: Python<'_>, files: Vec<usize>) -> Result<()> {
+        py.detach(|| {
+            for number in files {
+                let file = self.inner.files.get(number);
+                file.ok_or_else(|| internal("no such file number"))?.check_unchanged()?;
+            }
+            Ok(())
+        })
+    }
+
     /// Reads a whole tensor to `address` if the page cache has all of it, and says whether it did. Never waits for a
     /// disk. Afterwards the file is known to be unchanged.
     ///

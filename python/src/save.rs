@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use forebay_engine::{FileSink, Part, RangeSink, WriteOptions};
 use forebay_error::{Code, Error};
 use forebay_format::safetensors::{TensorSpec, layout};
-use forebay_format::{AtomicFile, Durability, ModelSave};
+use forebay_format::{AtomicFile, Durability, ModelSave, shown};
 use forebay_tensor::Dtype;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -58,7 +58,7 @@ impl Open {
         };
         let sinks: Vec<FileSink<'_>> = (0..)
             .map_while(|index| files.file(index))
-            .map(|file| FileSink::new(file.file(), file.dest().display().to_string()))
+            .map(|file| FileSink::new(file.file(), shown(&file.dest())))
             .collect();
         let sinks: Vec<&dyn RangeSink> = sinks.iter().map(|sink| sink as &dyn RangeSink).collect();
         // SAFETY: the caller of `Save::write` keeps the memory, which nobody is to change meanwhile; its stream is the
@@ -97,7 +97,7 @@ impl Save {
             file.preallocate(plan.total)?;
             let written = file.file().write_all_at(&plan.header, 0);
             written
-                .map_err(|error| Error::io("cannot write the header", error).at(path.display()))?;
+                .map_err(|error| Error::io("cannot write the header", error).at(shown(&path)))?;
             let places = plan.offsets.iter().zip(&plan.bytes);
             let places = places.map(|(&offset, &bytes)| (0, offset, bytes)).collect();
             Ok(Open { places, files: Mutex::new(Some(Files::One(file))) })
@@ -163,7 +163,7 @@ impl Save {
         })
     }
 
-    /// Forces everything to the disk and makes it visible, in one step.
+    /// Forces everything to the disk and makes it visible, in one step; not if the caller gives up before that step.
     fn commit<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
         let open = self.inner.get()?.clone();
         let (files, removed, durability, warnings) = interruptible(py, move |stop| {
@@ -173,11 +173,11 @@ impl Save {
             match files {
                 Files::One(file) => {
                     let name = file.dest().display().to_string();
-                    let durability = commit_one(file, stop)?;
+                    let durability = file.commit_if(|| !stop.is_set())?;
                     Ok((vec![name], Vec::new(), durability, Vec::new()))
                 }
                 Files::Model(model) => {
-                    let saved = model.commit()?;
+                    let saved = model.commit_if(|| !stop.is_set())?;
                     Ok((saved.files, saved.removed, saved.durability, saved.warnings))
                 }
             }
@@ -199,18 +199,6 @@ impl Save {
             drop(files.take());
         }
     }
-}
-
-/// Nothing appears under the name once the caller has given up. The sync is what takes long, so it comes before the
-/// last look; the one inside of the commit then finds nothing to do.
-fn commit_one(file: AtomicFile, stop: &Stop) -> forebay_error::Result<Durability> {
-    file.file().sync_all().map_err(|error| {
-        Error::io("cannot force the file to the disk", error).at(file.dest().display())
-    })?;
-    if stop.is_set() {
-        return Err(Error::new(Code::Cancelled, "the save was cancelled"));
-    }
-    file.commit()
 }
 
 fn specs_of(tensors: Vec<(String, String, Vec<u64>)>) -> forebay_error::Result<Vec<TensorSpec>> {

@@ -1,32 +1,45 @@
 //! Loads under way. **unsafe**: [`Session::provide`] hands addresses that Python gave to the engine.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::any::Any;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use forebay_error::Error;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::error::{Result, internal};
 use crate::fork::Own;
+use crate::process::Holder;
 use crate::report;
 use crate::wait::POLL;
 
 /// The Python objects that own the targets' memory. The engine holds the list until no worker can touch a target any
 /// more; an object may leave it earlier, once its target is complete.
-type Owners = Arc<Mutex<Vec<Option<Py<PyAny>>>>>;
+///
+/// Objects leave it first and are dropped once it is unlocked: a finalizer may do anything, also use the session.
+/// Nobody waits for the GIL while it is locked.
+type Owners = Arc<Mutex<OwnerList>>;
+
+/// By target; `None` where one has left.
+type OwnerList = Vec<Option<Py<PyAny>>>;
 
 /// A load under way.
 #[pyclass(frozen, weakref, module = "forebay._native")]
 pub(crate) struct Session {
+    _holder: Holder,
     inner: Own<Arc<forebay_engine::Session>>,
     owners: Owners,
     needs: Vec<u32>,
+    /// Whether the engine has the list. Locked while targets are provided, so that addresses and owners of two calls
+    /// at once stay in the same order; only taken without the GIL, because it is held while the engine works.
     lent: Mutex<bool>,
 }
 
 impl Session {
     pub(crate) fn new(session: forebay_engine::Session, needs: Vec<u32>) -> Self {
         Self {
+            _holder: Holder::new(),
             inner: Own::new(Arc::new(session), "this load"),
             owners: Owners::default(),
             needs,
@@ -34,14 +47,39 @@ impl Session {
         }
     }
 
-    fn owners(&self) -> std::sync::MutexGuard<'_, Vec<Option<Py<PyAny>>>> {
+    fn owners(&self) -> MutexGuard<'_, OwnerList> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True the first time.
-    fn lend(&self) -> bool {
+    /// Provides without the GIL. After an error the owners given are returned, to be dropped with it.
+    fn provide_detached(
+        &self,
+        session: &forebay_engine::Session,
+        addresses: &[u64],
+        owners: Vec<Py<PyAny>>,
+        stream: Option<usize>,
+    ) -> std::result::Result<(), (Error, OwnerList)> {
         let mut lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
-        !std::mem::replace(&mut *lent, true)
+        let before = {
+            let mut list = self.owners();
+            let before = list.len();
+            list.extend(owners.into_iter().map(Some));
+            before
+        };
+        // The list goes along once; later owners join it.
+        let keep = (!*lent).then(|| Box::new(self.owners.clone()) as Box<dyn Any + Send>);
+        *lent = true;
+        // SAFETY: the package passes addresses and sizes of tensors that it has just made or checked, and the tensors
+        // themselves, which stay in the list until their target is ready or no worker is left. The stream is the
+        // framework's current one.
+        let provided = unsafe { session.provide(addresses, stream, keep) };
+        provided.map_err(|error| {
+            // Left in the list they would stand for the targets of the next call. A load that ended meanwhile has
+            // taken the list.
+            let mut list = self.owners();
+            let before = before.min(list.len());
+            (error, list.split_off(before))
+        })
     }
 }
 
@@ -55,6 +93,7 @@ impl Session {
     #[pyo3(signature = (addresses, owners, stream=None))]
     fn provide(
         &self,
+        py: Python<'_>,
         addresses: Vec<u64>,
         owners: Vec<Py<PyAny>>,
         stream: Option<usize>,
@@ -63,15 +102,11 @@ impl Session {
             return Err(internal("as many owners as addresses are needed"));
         }
         let session = self.inner.get()?;
-        self.owners().extend(owners.into_iter().map(Some));
-        // The list goes along once; later owners join it.
-        let keep =
-            self.lend().then(|| Box::new(self.owners.clone()) as Box<dyn std::any::Any + Send>);
-        // SAFETY: the package passes addresses and sizes of tensors that it has just made or checked, and the tensors
-        // themselves, which stay in the list until their target is ready or no worker is left. The stream is the
-        // framework's current one.
-        unsafe { session.provide(&addresses, stream, keep)? };
-        Ok(())
+        let provided = py.detach(|| self.provide_detached(session, &addresses, owners, stream));
+        provided.map_err(|(error, refused)| {
+            drop(refused);
+            error.into()
+        })
     }
 
     /// How many targets must be provided before each can be complete.
@@ -130,7 +165,8 @@ impl Session {
         }
         let report = py.detach(|| session.finish())?;
         tell(&session)?;
-        self.owners().clear();
+        let owners = std::mem::take(&mut *self.owners());
+        drop(owners);
         Ok(report::to_dict(py, &report)?)
     }
 
@@ -156,7 +192,10 @@ impl Session {
 
     /// Objects kept for the workers, for tests.
     fn owned<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        PyList::new(py, self.owners().iter().flatten().map(|owner| owner.clone_ref(py)))
+        // Making the list may run the garbage collector, and that finalizers: not while the owners are locked.
+        let owners: Vec<_> =
+            self.owners().iter().flatten().map(|owner| owner.clone_ref(py)).collect();
+        PyList::new(py, owners)
     }
 }
 

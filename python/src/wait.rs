@@ -9,6 +9,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use crate::error::{Result, internal};
+use crate::process::UnderWay;
 
 /// How often a wait looks for signals. Ctrl-C must work within a second, of which a cancelled load may take 0.8.
 pub(crate) const POLL: Duration = Duration::from_millis(50);
@@ -44,10 +45,12 @@ pub(crate) fn interruptible<T: Send + 'static>(
     let stop = Stop::default();
     let (sender, mut receiver) = sync_channel(1);
     let own_stop = stop.clone();
+    let under_way = UnderWay::begin(py);
     std::thread::Builder::new()
         .name("forebay-call".to_owned())
         .spawn(move || {
             let result = catch_unwind(AssertUnwindSafe(|| work(&own_stop)));
+            drop(under_way);
             // A caller who has gone does not mind.
             let _ = sender.send(result);
         })

@@ -6,11 +6,12 @@ import copy
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import forebay
 from forebay import _native
-from forebay._errors import CLASSES
+from forebay._errors import CLASSES, quoted
 
 BUILT_IN = {
     "usage": ValueError,
@@ -63,3 +64,56 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(forebay.Error) as caught:
         forebay.load_file(tmp_path)
     assert caught.value.code in ("unknown_format", "not_found")
+
+
+UGLY = "w\x1b[31m\n\u202e"
+
+
+def test_no_name_reaches_the_terminal_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "m\x1b[2J.safetensors"
+    forebay.save_file({UGLY: np.ones((2, 3), np.float32), UGLY + "2": np.ones(3)}, path)
+    other = tmp_path / "fine.safetensors"
+    forebay.save_file({"other": np.ones(1)}, other)
+
+    def model() -> forebay.SafeOpen:
+        return forebay.safe_open(path, "np")
+
+    calls = [
+        lambda: forebay.load_file(path, "host", names=[UGLY + "3"]),
+        lambda: forebay.load_file(path, "host", regions={UGLY: 3}),
+        lambda: forebay.load_file(path, "host", shard=lambda name, shape: (5, 0, 2)),
+        lambda: forebay.load_file(path, "host", into={UGLY: np.zeros(4, np.float32)}, strict=False),
+        lambda: forebay.load_file(path, "host", into={UGLY: np.zeros((2, 3))}, strict=False),
+        lambda: forebay.load_file(path, "host", into={UGLY: 3}),
+        lambda: forebay.load_file(other, "host", into={UGLY: np.zeros(4)}),
+        lambda: forebay.load_file(path, "host", into={}),
+        lambda: forebay.load_file(path, "host", expect_sha256="0" * 64),
+        lambda: forebay.load_file(path, "host", expect_sha256={UGLY: "0" * 64}),
+        lambda: forebay.load_file(path, "host", dtype=UGLY),
+        lambda: forebay.load_file(path, UGLY),
+        lambda: forebay.load_file(path, "host", options={UGLY: 1}),
+        lambda: forebay.load_file(path, "host", options={"path": UGLY}),
+        lambda: forebay.load_file(tmp_path / UGLY),
+        lambda: forebay.load_file(UGLY),
+        lambda: model().get_tensor(UGLY + "3"),
+        lambda: forebay.save_file({UGLY: np.ones((2, 3)).T}, tmp_path / "x"),
+        lambda: forebay.save_file({UGLY: 3}, tmp_path / "x"),
+        lambda: forebay.save_file({UGLY: np.ones(2)}, tmp_path / UGLY / "x"),
+        lambda: forebay.save_file({UGLY: np.ones(2)}, tmp_path, {UGLY: 3}),
+        lambda: _native.raise_error("io", UGLY, UGLY, [UGLY]),
+    ]
+    for number, call in enumerate(calls):
+        with pytest.raises(forebay.Error) as caught:
+            call()
+        error = caught.value
+        assert str(error).replace("\n", "").isprintable(), (number, str(error))
+        for line in (error.what, error.where or "", *error.hints, *error.causes):
+            assert line.isprintable(), (number, line)
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_names_in_messages_are_cut() -> None:
+    assert quoted("w") == "`w`"
+    assert quoted("n\u00e9 w.\u6f22") == "`n\u00e9 w.\u6f22`"
+    assert quoted("a\ud800") == "`a\\ud800`"
+    assert len(quoted("\n" * 100_000)) < 500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -173,3 +174,87 @@ def test_regions_into(tmp_path: Path) -> None:
     into = {"w": torch.zeros(8, 3)}
     forebay.load_file(path, into=into, shard=(1, 1, 2))
     assert torch.equal(into["w"], tensor[:, 3:])
+
+
+class Views(nn.Module):
+    """Parameters over one piece of memory, none of them the same object as another."""
+
+    def __init__(self, *views: torch.Tensor) -> None:
+        super().__init__()
+        for number, view in enumerate(views):
+            self.register_parameter(f"p{number}", nn.Parameter(view))
+
+
+def test_parameters_over_the_same_memory_are_tied(tmp_path: Path) -> None:
+    weight = torch.randn(6, 4)
+    path, both = tmp_path / "one.safetensors", tmp_path / "both.safetensors"
+    forebay.save_file({"p1": weight}, path)
+    forebay.save_file({"p0": weight, "p1": weight.clone()}, both)
+    for file in (path, both):
+        memory = torch.zeros(6, 4)
+        module = Views(memory, memory.view(6, 4))
+        assert module.p0 is not module.p1
+        found = forebay.load_file(file, into=module)
+        assert forebay.last_report()["tensors"] == 1
+        assert set(found) == {"p0", "p1"}
+        assert torch.equal(memory, weight)
+        assert found["p0"] is module.p0 and found["p1"] is module.p1
+        assert module.p0.data_ptr() == module.p1.data_ptr() == memory.data_ptr()
+    # In another form: what is in the file fits the name that it has there.
+    turned = torch.zeros(4, 6)
+    module = Views(turned, turned.t())
+    forebay.load_file(path, into=module)
+    assert torch.equal(turned.t(), weight)
+    with torch.device("meta"):
+        memory = torch.zeros(6, 4)
+        module = Views(memory, memory.view(6, 4))
+    forebay.load_file(path, into=module)
+    assert torch.equal(module.p0, weight) and module.p0.data_ptr() == module.p1.data_ptr()
+
+
+def test_parameters_that_share_a_part_of_their_memory(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    forebay.save_file({"p0": torch.ones(4), "p1": torch.full((4,), 2.0)}, path)
+    memory = torch.zeros(6)
+    module = Views(memory[:4], memory[2:])
+    with pytest.raises(forebay.UsageError, match="share memory") as caught:
+        forebay.load_file(path, into=module)
+    assert caught.value.code == "usage" and "`p0` and `p1`" in str(caught.value)
+    assert not memory.any()
+    forebay.load_file(path, into=module, names=["p0"])
+    assert memory.tolist() == [1, 1, 1, 1, 0, 0]
+
+
+def test_parameters_beside_each_other(tmp_path: Path) -> None:
+    """Rows and columns of one matrix share no byte, though columns lie between one another."""
+    path = tmp_path / "m.safetensors"
+    parts = {"p0": torch.randn(4, 2), "p1": torch.randn(4, 3), "p2": torch.randn(4, 1)}
+    forebay.save_file(parts, path)
+    memory = torch.zeros(4, 6)
+    forebay.load_file(path, into=Views(memory[:, :2], memory[:, 2:5], memory[:, 5:]))
+    assert torch.equal(memory, torch.cat(list(parts.values()), 1))
+    with pytest.raises(forebay.UsageError, match="share memory"):
+        forebay.load_file(path, into=Views(memory[:, :2], memory[:, 1:4], memory[:, 5:]))
+    memory = torch.zeros(24)
+    cuts = [memory[:8].view(4, 2), memory[8:20].view(4, 3), memory[20:].view(4, 1)]
+    forebay.load_file(path, into=Views(*cuts))
+    assert torch.equal(memory, torch.cat([part.flatten() for part in parts.values()]))
+
+
+def test_a_change_while_tensors_are_cast_into_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forebay._load, "CAST_WINDOW_BYTES", 1)
+    path = tmp_path / "m.safetensors"
+    forebay.save_file({"a": torch.ones(4096), "b": torch.ones(4096)}, path)
+    into = {name: torch.zeros(4096, dtype=torch.float64) for name in "ab"}
+
+    def rewrite(done: int, total: int) -> None:
+        if done < total:
+            # Times of files count in ticks of the kernel, of 10 ms at the most.
+            time.sleep(0.05)
+            path.write_bytes(path.read_bytes())
+
+    with pytest.raises(forebay.FileChangedError, match="m.safetensors"):
+        forebay.load_file(path, into=into, dtype="target", progress=rewrite)
+    assert into["a"].all() and not into["b"].any()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -220,3 +221,61 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path) -> None:
     _, errors = child.communicate(timeout=30)
     assert b"KeyboardInterrupt" in errors
     assert path.read_bytes() == before
+
+
+#: `fsync` that takes two seconds, and says on standard output that it began.
+SLOW_FSYNC = """
+#include <unistd.h>
+int fsync(int fd) { write(1, "sync\\n", 5); sleep(2); (void)fd; return 0; }
+"""
+
+SAVE_ONCE = """
+import sys, time, torch, forebay
+tensors = {f"w.{n}": torch.full((1000,), float(n)) for n in range(4)}
+try:
+    if sys.argv[1] == "file":
+        forebay.save_file(tensors, sys.argv[2])
+    else:
+        forebay.save_sharded(tensors, sys.argv[2], int(sys.argv[3]))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    # The thread that commits must have had the time to do harm.
+    time.sleep(4)
+"""
+
+
+@pytest.mark.parametrize("form", ["file", "one", "sharded"])
+def test_a_save_interrupted_in_its_commit_publishes_nothing(tmp_path: Path, form: str) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler for a slow fsync")
+    source, library = tmp_path / "slow.c", tmp_path / "slow.so"
+    source.write_text(SLOW_FSYNC)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    old = {f"w.{n}": torch.full((1000,), 7.0) for n in range(4)}
+    limit = 4000 if form == "sharded" else 1 << 20
+    dest = folder
+    if form == "file":
+        dest = folder / "m.safetensors"
+        forebay.save_file(old, dest)
+    else:
+        forebay.save_sharded(old, folder, limit)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    child = subprocess.Popen(
+        [sys.executable, "-c", SAVE_ONCE, form, dest, str(limit)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"LD_PRELOAD": str(library)},
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "sync\n"
+    child.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    lines = iter(child.stdout.readline, "")
+    assert next(line for line in lines if line != "sync\n") == "interrupted\n"
+    assert time.monotonic() - began < 1
+    child.communicate(timeout=30)
+    assert child.returncode == 0
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

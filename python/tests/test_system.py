@@ -79,6 +79,34 @@ def test_iteration_sees_a_change(tmp_path: Path) -> None:
                 pass
 
 
+@pytest.mark.parametrize("named", [None, ["w.0", "w.1", "w.5"]])
+def test_iteration_hands_out_nothing_that_was_read_after_a_change(
+    tmp_path: Path, named: list[str] | None
+) -> None:
+    path = tmp_path / "m.safetensors"
+    old = {f"w.{n}": torch.full((4096,), float(n)) for n in range(8)}
+    safetensors.torch.save_file(old, path)
+    new = safetensors.torch.save({name: tensor + 100 for name, tensor in old.items()})
+    with forebay.safe_open(path) as model:
+        # So that each is read when it is asked for.
+        arriving = model.iter_tensors(named, max_bytes=1)
+        name, tensor = next(arriving)
+        assert same(tensor, old[name])
+        # Times of files count in ticks of the kernel, of 10 ms at the most.
+        time.sleep(0.05)
+        path.write_bytes(new)
+        with pytest.raises(forebay.FileChangedError, match="m.safetensors"):
+            next(arriving)
+    with forebay.safe_open(path) as model:
+        arriving = model.iter_tensors(max_bytes=1)
+        name, tensor = next(arriving)
+        time.sleep(0.05)
+        path.write_bytes(new)
+        # What was read before the change is right, and nobody asks for more.
+        arriving.close()
+        assert same(tensor, old[name] + 100)
+
+
 INTERRUPTED = """
 import sys, time, forebay
 def tell(done, total):
@@ -167,6 +195,95 @@ def test_fork(tmp_path: Path) -> None:
     tensors = {f"w.{n}": torch.randn(400_000) for n in range(20)}
     safetensors.torch.save_file(tensors, path)
     run_script(FORKED, path)
+
+
+FORKED_BESIDE = """
+import os, sys, threading, time, traceback
+import forebay
+path = sys.argv[1]
+# A module that a thread imports stays half imported in a child.
+forebay.load_file(path, "host")
+over = threading.Event()
+def load():
+    while not over.is_set():
+        forebay.load_file(path, "host")
+        # A new engine each time: its device is opened.
+        forebay.release_memory()
+threads = [threading.Thread(target=load) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for _ in range(40):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            found = forebay.load_file(path, "host")
+            status = 0 if len(found) == 20 else 1
+        finally:
+            traceback.print_exc()
+            os._exit(status)
+    deadline = time.monotonic() + 20
+    done, status = 0, 0
+    while not done:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if time.monotonic() > deadline:
+            print("the child hangs", flush=True)
+            os.kill(child, 9)
+            os._exit(1)
+        time.sleep(0.001)
+    assert os.waitstatus_to_exitcode(status) == 0
+over.set()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_fork_beside_loads(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    safetensors.torch.save_file({f"w.{n}": torch.randn(1000) for n in range(20)}, path)
+    run_script(FORKED_BESIDE, path)
+
+
+EXITS = {
+    "loaded": "forebay.load_file(path, 'host')",
+    "iterating": "it = forebay.safe_open(path, 'np').iter_tensors(max_bytes=1); next(it)",
+    "cancelled": "next(forebay.safe_open(path, 'np').iter_tensors(max_bytes=1))",
+    "thread": """
+def load():
+    while True:
+        forebay.load_file(path, 'host', progress=lambda done, total: going.set())
+going = threading.Event()
+threading.Thread(target=load, daemon=True).start()
+going.wait()
+""",
+    "forked": """
+forebay.load_file(path, 'host')
+it = forebay.safe_open(path, 'np').iter_tensors(max_bytes=1); next(it)
+child = os.fork()
+if child:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+""",
+}
+
+
+@pytest.mark.parametrize("way", EXITS)
+def test_exit_while_threads_are_at_work(tmp_path: Path, way: str) -> None:
+    path = tmp_path / "m.safetensors"
+    safetensors.torch.save_file({f"w.{n}": torch.randn(500_000) for n in range(10)}, path)
+    # The hooks of the exit run in the order opposite to that of their registration.
+    code = f"""
+import atexit, os, sys, threading, time
+began = []
+atexit.register(lambda: print(time.monotonic() - began[0]))
+import forebay
+atexit.register(lambda: began.append(time.monotonic()))
+path = sys.argv[1]
+{EXITS[way]}
+"""
+    for _ in range(50 if way == "loaded" else 5):
+        seconds = [float(line) for line in run_script(code, path, timeout=20).split()]
+        # A wait that meets its bound has waited for something that does not end.
+        assert seconds and max(seconds) < 1.5, seconds
 
 
 def test_threads(tmp_path: Path) -> None:
@@ -307,3 +424,51 @@ def test_misuse_of_sessions(tmp_path: Path) -> None:
     with pytest.raises(forebay.InternalError):
         session.provide([1], [])
     session.cancel()
+
+
+FINALIZERS = """
+import sys
+import numpy as np
+from forebay import _native
+
+seen = []
+class Owner:
+    def __init__(self, session, array):
+        self.session, self.array = session, array
+    def __del__(self):
+        # Deadlocks if the owners are dropped while their list is locked.
+        seen.append(len(self.session.owned()))
+
+model = _native.Model.open([sys.argv[1]], False)
+def run(take):
+    session = _native.Engine("host", {}).start(model, None)
+    arrays = [np.empty(10, np.float32) for _ in range(3)]
+    addresses = [array.ctypes.data for array in arrays]
+    try:
+        session.provide([addresses[0], 0], [Owner(session, arrays[0]), Owner(session, None)])
+        raise AssertionError("a null address went through")
+    except ValueError:
+        pass
+    # The owners of a call that failed do not stay to stand for other targets.
+    assert session.owned() == [] and seen == [0, 0]
+    seen.clear()
+    session.provide(addresses, [Owner(session, array) for array in arrays])
+    take(session)
+    assert session.owned() == [] and len(seen) == 3, seen
+    seen.clear()
+    assert all((array == n).all() for n, array in enumerate(arrays))
+
+def each(session):
+    while session.next_ready():
+        pass
+
+run(lambda session: session.finish())
+run(each)
+"""
+
+
+def test_finalizers_of_owners_may_use_the_session(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    tensors = {f"w.{n}": torch.full((10,), float(n)) for n in range(3)}
+    safetensors.torch.save_file(tensors, path)
+    run_script(FINALIZERS, path, timeout=30)

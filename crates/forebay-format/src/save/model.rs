@@ -123,10 +123,10 @@ impl ModelSave {
         for synced in parallel::map(&shards, |shard| shard.file.sync()) {
             synced?;
         }
-        check_wanted(&go)?;
         // One save after the other: the old model is the one that the other has published meanwhile, and its names are
         // taken.
         let _turn = folder.take_turn();
+        check_wanted(&go)?;
         let old = Old::of(&folder).unwrap_or(old);
         let index = index.map(|index| rename_taken(&folder, &mut shards, &specs, index));
         let index = index.transpose()?;

@@ -71,6 +71,20 @@ pub(crate) fn decide(
     dma_limit: u64,
     tally: &Tally,
 ) -> Route {
+    let route = decide_quietly(source, device, options, tuning, threads, dma_limit, tally);
+    tracing::debug!(file = source.name(), ?route, "how a file is read");
+    route
+}
+
+fn decide_quietly(
+    source: &dyn RangeSource,
+    device: &Device,
+    options: &LoadOptions,
+    tuning: &Tuning,
+    threads: usize,
+    dma_limit: u64,
+    tally: &Tally,
+) -> Route {
     let Some(file) = source.local() else {
         tally.reason(Path::Buffered, "not a local file");
         return route(Known::Resident, Path::Buffered, false, Cold::Buffered);
@@ -86,6 +100,9 @@ pub(crate) fn decide(
             false
         }
     };
+    if options.path == PathChoice::Dma && !dma {
+        tally.refusal("page-cache DMA was asked for and is not possible here; copying instead");
+    }
     let cold = cold_mode(file, options, tally);
     match options.path {
         PathChoice::Buffered => {
@@ -94,6 +111,11 @@ pub(crate) fn decide(
         }
         PathChoice::Direct if cold != Cold::Buffered => {
             route(Known::Cold, Path::PageCacheCopy, false, cold)
+        }
+        PathChoice::Direct => {
+            let kind = &file.profile().kind;
+            tally.refusal(&format!("{kind}: direct reads were asked for and are not possible"));
+            route(Known::No, Path::PageCacheCopy, false, cold)
         }
         _ if file.profile().kind == FsKind::Tmpfs => {
             route(Known::Resident, Path::PageCacheCopy, dma, cold)
@@ -118,6 +140,7 @@ fn dma_verdict(
     let Device::Cuda(gpu) = device else { return Err("the host needs no DMA".to_owned()) };
     match options.path {
         PathChoice::Auto | PathChoice::Dma => {}
+        PathChoice::Fallback => return Err("asked for without DMA and io_uring".to_owned()),
         _ => return Err("DMA not asked for".to_owned()),
     }
     if !gpu.read_only_registration() {
@@ -161,15 +184,22 @@ fn cold_mode(file: &LocalFile, options: &LoadOptions, tally: &Tally) -> Cold {
     if let Some(refusal) = refused(Refused::Direct, file.device()) {
         return buffered(format!("direct reads refused: {refusal}"));
     }
+    let why = if forced { "asked for" } else { "not resident" };
     let ring_refusal = match options.path {
         PathChoice::Fallback => Some("not asked for".to_owned()),
         _ => refused(Refused::Ring, 0),
     };
     if let Some(refusal) = ring_refusal {
-        tally.reason(Path::DirectThreads, &format!("not resident; io_uring {refusal}"));
+        tally.reason(Path::DirectThreads, &format!("{why}; io_uring {refusal}"));
         return Cold::Threads;
     }
-    tally.reason(Path::Direct, &format!("not resident; {kind} is good at direct reads"));
+    if forced {
+        tally.reason(Path::Direct, "asked for, resident or not");
+    } else if file.profile().direct == DirectAdvice::Good {
+        tally.reason(Path::Direct, &format!("not resident; {kind} is good at direct reads"));
+    } else {
+        tally.reason(Path::Direct, "not resident, and the page cache is not to hold it");
+    }
     Cold::Ring
 }
 

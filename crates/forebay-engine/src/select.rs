@@ -96,7 +96,11 @@ fn add_moves(catalog: &Catalog, want: &Wanted, target: u32, moves: &mut Vec<Move
     };
     let place = |error: Error| error.at(format!("tensor {:?}", entry.name));
     region.check_within(&entry.shape).map_err(place)?;
-    let runs = byte_runs(entry.dtype, &entry.shape, region).map_err(place)?;
+    let runs = byte_runs(entry.dtype, &entry.shape, region).map_err(|error| {
+        // The data is sound; it is the region that cannot be had.
+        let code = if error.code() == Code::Misaligned { Code::BadSlice } else { error.code() };
+        place(Error::new(code, error.what()))
+    })?;
     let total = runs.total_bytes();
     if total == 0 {
         return Ok(0);

@@ -67,6 +67,15 @@ impl Session {
         let registered_limit = if engine.device().is_gpu() { engine.dma_limit() } else { 0 };
         let tally = Tally::default();
         let tuning = &engine.config().tuning;
+        tracing::info!(
+            files = sources.len(),
+            bytes = plan.bytes(),
+            pieces = plan.pieces().len(),
+            threads,
+            device = engine.device().name(),
+            window_bytes = registered_limit,
+            "load starts"
+        );
         let routes = sources
             .iter()
             .map(|source| {
@@ -235,6 +244,7 @@ impl Session {
             self.drop_cached();
         }
         shared.take_keepalive();
+        tracing::info!(bytes = shared.plan.bytes(), "load ends");
         let ended = shared.progress().ended.unwrap_or(self.started);
         Ok(Report {
             bytes: shared.plan.bytes(),

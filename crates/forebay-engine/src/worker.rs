@@ -68,6 +68,7 @@ pub(crate) fn spawn_all(shared: &Arc<Shared>, threads: usize, window_limit: u64)
     if shared.routes.iter().any(|route| route.cold() == Cold::Threads) {
         shared.queue.serve_cold_by_threads();
     }
+    tracing::debug!(?roles, "workers");
     start_all(shared, &roles)
 }
 

@@ -143,7 +143,8 @@ fn nothing(listing: &Listing) -> Error {
         found.entry(foreign_kind(name).unwrap_or_default()).or_insert(name);
     }
     if found.is_empty() {
-        return Error::new(Code::UnknownFormat, "folder holds no safetensors files");
+        return Error::new(Code::UnknownFormat, "folder holds no safetensors files")
+            .hint("name the folder that holds them; folders below are not searched");
     }
     let found: Vec<_> = found
         .iter()

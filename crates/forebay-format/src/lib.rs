@@ -11,6 +11,7 @@
 //! Files come from strangers. A length in one is compared with the size of the file before anything is read or
 //! allocated, names are escaped in messages, paths may not leave their folder, and nothing panics.
 
+mod cache_layout;
 mod catalog;
 mod digest;
 pub mod folder;

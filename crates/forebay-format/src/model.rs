@@ -43,6 +43,8 @@ pub fn open_model(path: &Path) -> Result<Model> {
             false => open_files(&[path.to_owned()]),
         };
     }
+    let snapshot = crate::cache_layout::snapshot_of(path)?;
+    let path = snapshot.as_deref().unwrap_or(path);
     let (choice, warnings) = folder::decide(path)?;
     let mut model = match choice {
         Choice::Index(name) => open_index(&path.join(name))?,

@@ -182,6 +182,17 @@ fn escape_for_json(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
+/// Prints what clap has found, an error with the code that all errors have. Nobody left to read it is no fault.
+pub(crate) fn usage_error(error: &clap::Error) {
+    if !error.use_stderr() {
+        let _ = error.print();
+        return;
+    }
+    let text = error.render().to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text);
+    let _ = write!(std::io::stderr(), "error[usage]: {text}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -56,8 +56,8 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // `--help` and `--version` come this way too. Nobody left to read it is no fault.
-            let _ = error.print();
+            // `--help` and `--version` come this way too.
+            console::usage_error(&error);
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE));
         }
     };

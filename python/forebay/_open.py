@@ -11,7 +11,7 @@ from typing import Any
 
 from forebay import _native
 from forebay._catalog import Catalog, Paths
-from forebay._errors import make, quoted, usage
+from forebay._errors import Error, make, quoted, usage
 from forebay._frameworks import BITS, Shape, Tensor
 from forebay._options import engine
 from forebay._options import parse as parse_options
@@ -192,10 +192,11 @@ class SafeOpen:
                 yield catalog.entries[wants[target][0]].name, tensor
                 del tensor
             remember(session.finish())
-        except BaseException:
+        except BaseException as error:
             session.cancel()
-            # A cancelled session says so; that it was closed is the better answer.
-            self._open()
+            if isinstance(error, Error):
+                # A cancelled session says so; that it was closed is the better answer.
+                self._open()
             raise
 
     def _read(self, catalog: Catalog, wants: Sequence[Want] | None) -> list[Tensor]:

@@ -107,6 +107,19 @@ def test_iteration_hands_out_nothing_that_was_read_after_a_change(
         assert same(tensor, old[name] + 100)
 
 
+def test_an_iterator_left_after_the_model_was_closed(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    safetensors.torch.save_file({f"w.{n}": torch.ones(4096) for n in range(8)}, path)
+    with forebay.safe_open(path) as model:
+        arriving = model.iter_tensors(max_bytes=1)
+        other = model.iter_tensors(max_bytes=1)
+        next(arriving), next(other)
+    # As the garbage collector does it, where nobody could catch an error.
+    arriving.close()
+    with pytest.raises(forebay.UsageError, match="closed"):
+        next(other)
+
+
 INTERRUPTED = """
 import sys, time, forebay
 def tell(done, total):

@@ -155,7 +155,12 @@ impl Venv {
         command
     }
 
-    /// The interpreter of the environment.
+    /// Where the interpreter of the environment is.
+    pub(crate) fn interpreter(&self) -> PathBuf {
+        self.bin("python")
+    }
+
+    /// The interpreter of the environment, to be run.
     pub(crate) fn python(&self) -> Command {
         self.program("python")
     }

@@ -41,7 +41,14 @@ pub(crate) fn run_quickstart() -> Result {
     heading("load from Python, compare with the safetensors library");
     let script = workspace().join("xtask/quickstart.py");
     run(venv.python().arg(script).arg(&model).arg(&report))?;
-    println!("\nnext: {} --help", shown(&forebay));
+    heading("what there is now");
+    println!("the command:  {} load {}", shown(&forebay), shown(&model));
+    println!(
+        "the module:   {} (numpy; install torch there for tensors)",
+        shown(&venv.interpreter())
+    );
+    println!("its wheel:    {}", shown(&target_dir().join("wheels")));
+    println!("the model:    {}", shown(&model));
     Ok(())
 }
 

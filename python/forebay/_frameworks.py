@@ -77,6 +77,9 @@ class Framework(Protocol):
     def parse_dtype(self, value: object) -> FrameworkDtype:
         """Reads a dtype that a caller named."""
 
+    def holds_floats(self, dtype: FrameworkDtype) -> bool:
+        """Whether floating-point numbers can be cast to it."""
+
     def empty(self, shape: Shape, dtype: FrameworkDtype) -> Tensor:
         """New memory."""
 
@@ -170,7 +173,13 @@ class Torch:
             value = getattr(self.torch, _TORCH_NAMES.get(name, name), None) or value
         if not isinstance(value, self.torch.dtype):
             raise usage(f"dtype is {value!r}, a torch dtype or its name is needed")
+        if not self.holds_floats(value):
+            raise usage(f"floating-point tensors cannot be cast to {value}", "name a float dtype")
         return value
+
+    def holds_floats(self, dtype: FrameworkDtype) -> bool:
+        packed = "float4" in str(dtype)
+        return bool(dtype.is_floating_point or dtype.is_complex) and not packed
 
     def empty(self, shape: Shape, dtype: FrameworkDtype) -> Tensor:
         if 0 in shape:
@@ -263,9 +272,16 @@ class Numpy:
                 if short is not None:
                     return self.dtype(short, raw=False)[0]
         try:
-            return self.numpy.dtype(value)
+            dtype = self.numpy.dtype(value)
         except TypeError as error:
             raise usage(f"dtype is {value!r}, a numpy dtype or its name is needed") from error
+        if not self.holds_floats(dtype):
+            raise usage(f"floating-point arrays cannot be cast to {dtype}", "name a float dtype")
+        return dtype
+
+    def holds_floats(self, dtype: FrameworkDtype) -> bool:
+        # "V" is how ml_dtypes registers its own.
+        return dtype.kind in "fcV"
 
     def empty(self, shape: Shape, dtype: FrameworkDtype) -> Tensor:
         return self.numpy.empty(shape, dtype)

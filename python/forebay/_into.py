@@ -300,6 +300,8 @@ class Destinations:
         wanted = file_dtype
         if casts:
             wanted = own_dtype if dtype == "target" else framework.parse_dtype(dtype)
+            if not framework.holds_floats(wanted):
+                raise _dtype_mismatch(entry.name, entry.dtype, wanted, own_dtype, is_meta)
         if wanted != own_dtype and not (is_meta and casts):
             raise _dtype_mismatch(entry.name, entry.dtype, wanted, own_dtype, is_meta)
         job = IntoJob(number, region, entry.name, layout.bytes[0], place, target, None, None)

@@ -50,7 +50,8 @@ def load_file(
         device: "cpu" (torch, or numpy where torch is not installed), "cuda", "cuda:N", a number, a torch.device, or
             "host" (numpy arrays, torch is not imported).
         names: which tensors: a name or glob or several, or a function of the name. A name that is not there is an error.
-        regions: for tensors by name, a slice or a tuple of slices (step 1): only that part is read.
+        regions: for tensors by name, a slice or a tuple of slices (step 1): only that part is read. They are loaded beside
+            those that `names` chooses, and count before `shard`.
         shard: (dim, rank, world) for every tensor that has the dimension, cut as torch.chunk does; or a function of
             name and shape that returns such a triple, slices, or None for the whole tensor.
         dtype: cast floating-point tensors to this dtype while loading, through at most 256 MiB of extra memory (or one
@@ -76,6 +77,9 @@ def load_file(
     catalog = Catalog(path)
     opened = perf_counter()
     places = places_of(catalog, names)
+    if places is not None and regions:
+        # Beside what the names choose: a region that was asked for is never left out.
+        places = sorted({*places, *(catalog.find(name) for name in regions)})
     cut = regions_of(
         catalog, range(len(catalog.entries)) if places is None else places, regions, shard
     )

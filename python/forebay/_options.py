@@ -12,6 +12,19 @@ from forebay import _native
 from forebay._errors import usage
 
 _LOAD_KEYS = ("threads", "path", "cache")
+_ENGINE_KEYS = (
+    "arena_bytes",
+    "dma_window_bytes",
+    "piece_bytes",
+    "slots_ahead",
+    "readers_beside_dma",
+    "dma_batch_bytes",
+    "dma_ahead_bytes",
+    "dma_on_tmpfs_threads",
+    "direct_depth",
+)
+_THREADS_MAX = 256
+_NUMBER_MAX = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +40,22 @@ class Options:
 def parse(options: Mapping[str, Any] | None, threads: int | None) -> Options:
     """Reads the `options` of a call; `threads` given apart counts more than that in them.
 
-    Errors: `usage`; unknown engine options are refused by the engine.
+    Errors: `usage`.
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise usage(f"options are {options!r}, a dict is needed")
     options = dict(options or {})
+    for key in options:
+        if key not in _LOAD_KEYS and key not in _ENGINE_KEYS:
+            known = ", ".join((*_LOAD_KEYS, *_ENGINE_KEYS[:3]))
+            raise usage(f"no option is called {key!r}", f"options: {known}")
     if threads is not None:
         options["threads"] = threads
     count = options.get("threads")
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise usage(f"threads is {count!r}, a whole number of 1 or more is needed")
+    if count is not None and (
+        isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _THREADS_MAX
+    ):
+        raise usage(f"threads is {count!r}, a whole number from 1 to {_THREADS_MAX} is needed")
     loading = {key: options.pop(key) for key in _LOAD_KEYS if options.get(key) is not None}
     for key in _LOAD_KEYS:
         options.pop(key, None)
@@ -42,7 +63,7 @@ def parse(options: Mapping[str, Any] | None, threads: int | None) -> Options:
         if not isinstance(loading.get(key, ""), str):
             raise usage(f"option {key} is {loading[key]!r}, text is needed")
     for key, value in options.items():
-        if not isinstance(value, int) or value < 0:
+        if type(value) is not int or not 0 <= value <= _NUMBER_MAX:
             raise usage(f"option {key} is {value!r}, a whole number is needed")
     return Options(engine=options, **loading)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -362,3 +363,33 @@ def test_memory_is_released(tmp_path: Path) -> None:
     forebay.release_memory()
     assert not _options._engines
     assert forebay.load_file(path)["w"].sum() == 1 << 20
+
+
+def test_regions_are_loaded_beside_the_names(tmp_path: Path) -> None:
+    tensors = {name: torch.arange(12.0).reshape(4, 3) for name in ("a", "b", "c")}
+    safetensors.torch.save_file(tensors, tmp_path / "m.safetensors")
+    found = forebay.load_file(tmp_path, names="a", regions={"b": slice(1, 3)})
+    assert set(found) == {"a", "b"}
+    assert torch.equal(found["b"], tensors["b"][1:3])
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, "int32"])
+def test_floats_are_not_cast_to_integers(tmp_path: Path, dtype: object) -> None:
+    safetensors.torch.save_file({"a": torch.randn(4)}, tmp_path / "m.safetensors")
+    with pytest.raises(forebay.UsageError, match="cannot be cast"):
+        forebay.load_file(tmp_path, dtype=dtype)
+    into = {"a": torch.zeros(4, dtype=torch.int8)}
+    with pytest.raises(forebay.Error) as caught:
+        forebay.load_file(tmp_path, into=into, dtype="target")
+    assert caught.value.code == "dtype_mismatch" and not into["a"].any()
+
+
+@pytest.mark.parametrize(
+    "options", [[1], "x", 5, {5: 1}, {"pth": "copy"}, {"arena_bytes": True}, {"arena_bytes": 2**64}]
+)
+def test_odd_options_are_usage_errors(tmp_path: Path, options: Any) -> None:
+    safetensors.torch.save_file({"a": torch.randn(4)}, tmp_path / "m.safetensors")
+    with pytest.raises(forebay.UsageError):
+        forebay.load_file(tmp_path, options=options)
+    with pytest.raises(forebay.UsageError, match="from 1 to 256"):
+        forebay.load_file(tmp_path, threads=10**9)

@@ -34,7 +34,7 @@ pub enum Device {
 
 impl Device {
     /// Opens a device by name: `host` or `cpu`; `cuda`, `cuda:N` (the ordinal as CUDA counts it in this process);
-    /// `GPU-<uuid>`.
+    /// `GPU-UUID`.
     ///
     /// Errors: `usage` for another spelling, `no_device` when there is no driver or no such GPU.
     pub fn open(name: &str) -> Result<Self> {
@@ -52,7 +52,7 @@ impl Device {
         match ordinal {
             Some(ordinal) => Ok(Self::Cuda(cuda::CudaDevice::by_ordinal(ordinal)?)),
             None => Err(Error::new(Code::Usage, format!("no device is called `{name}`"))
-                .hint("say `host`, `cuda:N` or `GPU-<uuid>`")),
+                .hint("say `host`, `cuda:N` or `GPU-UUID`")),
         }
     }
 

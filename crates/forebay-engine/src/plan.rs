@@ -91,7 +91,7 @@ pub struct Piece {
     pub staged_len: u64,
     /// Payload bytes.
     pub bytes: u64,
-    /// Its operations, in [`Plan::ops`].
+    /// Its operations: [`Plan::ops_of`].
     pub ops: Range<usize>,
     /// The greatest target index among its operations.
     pub last_target: u32,

@@ -76,7 +76,7 @@ pub(crate) struct LoadArgs {
     /// A safetensors file, an index, or a folder that holds a model
     #[arg(value_name = "PATH")]
     pub(crate) model: PathBuf,
-    /// Where to: cuda:N, GPU-<uuid> or host [default: cuda:0 if there is a GPU, else host]
+    /// Where to: cuda:N, GPU-UUID or host [default: cuda:0 if there is a GPU, else host]
     #[arg(long, env = "FOREBAY_DEVICE")]
     pub(crate) device: Option<String>,
     #[command(flatten)]
@@ -168,7 +168,7 @@ pub(crate) struct BenchArgs {
     /// The model to load; without one a model of random bf16 numbers is made, and removed at the end
     #[arg(value_name = "PATH")]
     pub(crate) model: Option<PathBuf>,
-    /// Where to: cuda:N, GPU-<uuid> or host [default: cuda:0 if there is a GPU, else host]
+    /// Where to: cuda:N, GPU-UUID or host [default: cuda:0 if there is a GPU, else host]
     #[arg(long, env = "FOREBAY_DEVICE")]
     pub(crate) device: Option<String>,
     /// Size of the model that is made, in GB (10^9 bytes)

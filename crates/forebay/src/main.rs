@@ -5,7 +5,7 @@
 //! | [`args`] | the command line: flags, their environment variables, how values are spelled |
 //! | [`load`] | `forebay load`: from a path to the report |
 //! | [`inspect`] | `forebay inspect`: what a model holds |
-//! | [`bench`] | `forebay bench`: rates beside the limits of the machine |
+//! | [`mod@bench`] | `forebay bench`: rates beside the limits of the machine |
 //! | [`select`] | names, shards and regions: which bytes of a model are wanted |
 //! | [`targets`] | the memory that a load goes to |
 //! | [`verify`] | digests: of files against the caller's word, of what arrived |

@@ -1,4 +1,4 @@
-//! The report of `forebay load`. As JSON it is [`LoadReport`], field by field; [`print`] says the same to people.
+//! The report of `forebay load`. As JSON it is [`LoadReport`], field by field; [`print()`] says the same to people.
 
 use std::io::{self, Write};
 

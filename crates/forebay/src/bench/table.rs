@@ -1,4 +1,4 @@
-//! The results of a benchmark. As JSON it is [`BenchReport`], field by field; [`print`] is a table.
+//! The results of a benchmark. As JSON it is [`BenchReport`], field by field; [`print()`] is a table.
 
 use std::io::{self, Write};
 

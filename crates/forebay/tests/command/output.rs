@@ -152,11 +152,11 @@ fn exit_codes() {
             2,
             "error[usage]: ",
         ),
-        (&["load", "--path", "teleport", path], 2, "error: "),
-        (&["load", "--threads", "0", path], 2, "error: "),
-        (&["load", "--shard", "0:2/2", path], 2, "error: "),
-        (&["load", "--shard", "0:0/2", "--region", "w[0]", path], 2, "error: "),
-        (&["frobnicate"], 2, "error: "),
+        (&["load", "--path", "teleport", path], 2, "error[usage]: "),
+        (&["load", "--threads", "0", path], 2, "error[usage]: "),
+        (&["load", "--shard", "0:2/2", path], 2, "error[usage]: "),
+        (&["load", "--shard", "0:0/2", "--region", "w[0]", path], 2, "error[usage]: "),
+        (&["frobnicate"], 2, "error[usage]: "),
     ];
     for (args, exit, start) in cases {
         let output = run(args);

@@ -1,6 +1,7 @@
-//! Running the command, and models to run it on.
+//! Running the command, and models to run it on. **unsafe**: a signal is reset in the child.
 
 use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -18,6 +19,14 @@ pub(crate) fn forebay() -> Command {
         if name.to_string_lossy().starts_with("FOREBAY_") {
             command.env_remove(name);
         }
+    }
+    // SAFETY: signal(2) may be called between fork and exec. Whoever runs the tests in the background of a shell has it
+    // ignored, which children inherit.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGINT, libc::SIG_DFL);
+            Ok(())
+        });
     }
     command
 }

@@ -112,7 +112,10 @@ fn registration_refused() {
 #[test]
 #[ignore = "needs SIMGPU_READ_ONLY=0"]
 fn no_read_only_registration() {
+    // Asked for, it is a refusal; chosen, it is a reason.
     let report = setup().arrives(PathChoice::Dma);
+    assert!(!used_dma(&report) && report.refusals.len() == 1, "{report:?}");
+    let report = setup().arrives(PathChoice::Auto);
     assert!(!used_dma(&report) && report.refusals.is_empty(), "{report:?}");
 }
 

@@ -144,8 +144,9 @@ fn cut(parts: &[Part], sinks: usize, piece_bytes: u64) -> Result<Vec<Part>> {
         }
         let mut done = 0;
         while done < part.len {
-            let len = piece_bytes.min(part.len - done);
             let (offset, address) = (part.offset + done, part.address + done);
+            // On a grid of the file: a piece that shared a page with the one before would wait for its writeback.
+            let len = (piece_bytes - offset % piece_bytes).min(part.len - done);
             pieces.push(Part { sink: part.sink, offset, address, len });
             done += len;
         }

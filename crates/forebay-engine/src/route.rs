@@ -71,20 +71,6 @@ pub(crate) fn decide(
     dma_limit: u64,
     tally: &Tally,
 ) -> Route {
-    let route = decide_quietly(source, device, options, tuning, threads, dma_limit, tally);
-    tracing::debug!(file = source.name(), ?route, "how a file is read");
-    route
-}
-
-fn decide_quietly(
-    source: &dyn RangeSource,
-    device: &Device,
-    options: &LoadOptions,
-    tuning: &Tuning,
-    threads: usize,
-    dma_limit: u64,
-    tally: &Tally,
-) -> Route {
     let Some(file) = source.local() else {
         tally.reason(Path::Buffered, "not a local file");
         return route(Known::Resident, Path::Buffered, false, Cold::Buffered);

@@ -18,7 +18,7 @@ use crate::options::{CacheChoice, LoadOptions};
 use crate::plan::Plan;
 use crate::report::{Report, Tally};
 use crate::route;
-use crate::shared::{Shared, internal, lock};
+use crate::shared::{Progress, Shared, internal, lock};
 use crate::source::RangeSource;
 use crate::worker;
 
@@ -81,7 +81,9 @@ impl Session {
             .map(|source| {
                 let (source, device) = (source.as_ref(), engine.device());
                 let limit = registered_limit;
-                route::decide(source, device, &options, tuning, threads, limit, &tally)
+                let route = route::decide(source, device, &options, tuning, threads, limit, &tally);
+                tracing::debug!(file = source.name(), ?route, "how a file is read");
+                route
             })
             .collect();
         let slots = threads + tuning.slots_ahead;
@@ -189,10 +191,7 @@ impl Session {
         let deadline = Instant::now() + timeout;
         let mut progress = self.shared.progress();
         loop {
-            if let Some(error) = progress.error.take() {
-                progress.error = Some(again(&error));
-                return Err(error);
-            }
+            raise(&mut progress)?;
             if !progress.ready.is_empty() {
                 return Ok(progress.ready.drain(..).collect());
             }
@@ -209,10 +208,7 @@ impl Session {
         let deadline = Instant::now() + timeout;
         let mut progress = self.shared.progress();
         loop {
-            if let Some(error) = progress.error.take() {
-                progress.error = Some(again(&error));
-                return Err(error);
-            }
+            raise(&mut progress)?;
             let left = deadline.saturating_duration_since(Instant::now());
             if progress.complete || left.is_zero() {
                 return Ok(progress.complete);
@@ -312,6 +308,17 @@ impl Drop for Session {
         if !complete && !self.cancel() {
             tracing::warn!("a cancelled load left workers that wait for the kernel");
         }
+    }
+}
+
+/// The error that ended the load, if one did; it stays for the next caller.
+fn raise(progress: &mut Progress) -> Result<()> {
+    match progress.error.take() {
+        Some(error) => {
+            progress.error = Some(again(&error));
+            Err(error)
+        }
+        None => Ok(()),
     }
 }
 

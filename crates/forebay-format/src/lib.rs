@@ -13,6 +13,7 @@
 
 mod cache_layout;
 mod catalog;
+pub mod crc;
 mod digest;
 pub mod folder;
 pub mod index;

@@ -1,0 +1,54 @@
+//! The interface of stores.
+
+use std::sync::Arc;
+
+use forebay_engine::RangeSource;
+use forebay_error::Result;
+
+use crate::object::{Abilities, DataObject, Expect, Listed, Published, Version};
+
+/// A place that holds objects under keys: relative paths of one or more names with `/` between, none of them empty,
+/// `.` or `..`.
+///
+/// Every call may block and may be made from any thread. Errors carry the codes of I/O (`not_found`, `no_space`,
+/// `permission_denied`, `io`, `timeout`) and name store and key. A call that failed may have happened all the same (a
+/// lost reply): callers read again before they draw conclusions.
+pub trait Store: Send + Sync {
+    /// What errors and reports call it: a path or a URL.
+    fn name(&self) -> String;
+
+    /// What it was found to honour when it was opened.
+    fn abilities(&self) -> Abilities;
+
+    /// A small object and its version; `None` where there is none. More than `max_bytes` is `unsupported`, unread.
+    fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Vec<u8>, Version)>>;
+
+    /// Creates a small object, durably and in one step; false, and nothing changed, where the key is taken.
+    fn create(&self, key: &str, bytes: &[u8]) -> Result<bool>;
+
+    /// Makes a small object under a key whatever is there, durably and in one step: a reader finds the old bytes or
+    /// the new ones.
+    fn put(&self, key: &str, bytes: &[u8]) -> Result<()>;
+
+    /// The objects whose key starts with `prefix`, which ends in `/` or is empty, in the order of their keys; those in
+    /// folders below too. More than `limit` is `unsupported`.
+    fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>>;
+
+    /// The names directly below a prefix, without what is inside of folders: (name, whether it is a folder).
+    fn names(&self, prefix: &str, limit: usize) -> Result<Vec<(String, bool)>>;
+
+    /// Removes an object; false where there was none. Where a folder becomes empty it may go too.
+    fn remove(&self, key: &str) -> Result<bool>;
+
+    /// Makes what was put at `staged` the object at `to`, in one step and durably: the one call that makes a
+    /// checkpoint visible. Whoever loses changes nothing. A reply that got lost is looked up: the destination is read
+    /// again, and `Done` is said if it holds what was staged.
+    fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published>;
+
+    /// Starts a data object of `bytes` bytes under a key that nobody else uses; sets that much room aside where the
+    /// store can, and fails with `no_space` if it is not to be had.
+    fn create_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>>;
+
+    /// Opens an object for ranged reads. `not_found` where there is none.
+    fn open_data(&self, key: &str) -> Result<Arc<dyn RangeSource>>;
+}

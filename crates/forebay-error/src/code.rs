@@ -92,6 +92,20 @@ codes! {
     Checksum = "checksum", Data;
     /// A file changed while it was being read.
     FileChanged = "file_changed", Data;
+    /// A checkpoint was never committed: its data may be there, the file that makes it count is not.
+    NotCommitted = "not_committed", Data;
+    /// The metadata of a checkpoint cannot be read or contradicts itself.
+    InvalidMetadata = "invalid_metadata", Data;
+    /// A pickle names a function or class that is not on the list of harmless ones.
+    ForbiddenGlobal = "forbidden_global", Data;
+    /// Two pieces of one tensor cover the same elements.
+    Overlap = "overlap", Data;
+    /// Elements of a tensor that no piece covers.
+    Hole = "hole", Data;
+    /// A data file that the metadata names is not there.
+    MissingFile = "missing_file", Data;
+    /// A stored item is not the archive it should be, or its parts contradict each other.
+    InvalidItem = "invalid_item", Data;
 
     /// The call or command line is wrong.
     Usage = "usage", Usage;
@@ -103,6 +117,8 @@ codes! {
     ShapeMismatch = "shape_mismatch", Usage;
     /// A destination has another dtype than the tensor and no cast was asked for.
     DtypeMismatch = "dtype_mismatch", Usage;
+    /// What was saved and what is asked for are built differently: ranks, names, or shapes disagree.
+    StructureMismatch = "structure_mismatch", Usage;
     /// Valid, but not supported here; the hint says what is.
     Unsupported = "unsupported", Usage;
 
@@ -122,6 +138,10 @@ codes! {
     NoDevice = "no_device", System;
     /// The device or its driver failed.
     Device = "device", System;
+    /// A later writer has taken over the run: this one may not commit any more.
+    Fenced = "fenced", System;
+    /// Another attempt at the same step was committed first.
+    LostCommit = "lost_commit", System;
     /// The operation was cancelled.
     Cancelled = "cancelled", System;
     /// The operation did not end in its time.

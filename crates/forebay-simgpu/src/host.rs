@@ -73,10 +73,7 @@ impl Registrations {
             }
             self.writable_bytes += len as u64;
         }
-        if let Some(rate) = config().register_gb_per_s {
-            // The caller holds the lock of all calls, as the real driver does.
-            std::thread::sleep(std::time::Duration::from_secs_f64(len as f64 / rate / 1e9));
-        }
+        take_time(len, config().register_gb_per_s);
         self.ranges.insert(address, Registered { len, read_only });
         Ok(())
     }
@@ -90,9 +87,9 @@ impl Registrations {
     }
 
     pub(crate) fn remove(&mut self, address: usize) {
-        if let Some(range) = self.ranges.remove(&address)
-            && !range.read_only
-        {
+        let Some(range) = self.ranges.remove(&address) else { return };
+        take_time(range.len, config().unregister_gb_per_s);
+        if !range.read_only {
             self.writable_bytes -= range.len as u64;
         }
     }
@@ -117,6 +114,13 @@ impl Registrations {
         before
             .map(|(&at, &registered)| (at, registered))
             .take_while(move |(at, registered)| at + registered.len > start)
+    }
+}
+
+/// As long as these bytes take at a rate. The caller holds the lock of all calls, as the real driver does.
+fn take_time(len: usize, gb_per_s: Option<f64>) {
+    if let Some(rate) = gb_per_s {
+        std::thread::sleep(std::time::Duration::from_secs_f64(len as f64 / rate / 1e9));
     }
 }
 

@@ -43,6 +43,7 @@
 //! | `SIMGPU_READ_ONLY` | 0: the GPU cannot register read-only memory | 1 |
 //! | `SIMGPU_REGISTER_FAIL` | the code that every read-only registration gives | none |
 //! | `SIMGPU_REGISTER_GBPS` | how fast memory is registered, under the driver's one lock | no limit |
+//! | `SIMGPU_UNREGISTER_GBPS` | how fast it is unregistered, likewise | no limit |
 //! | `SIMGPU_PIN_LIMIT` | bytes that may be registered for writing | no limit |
 //! | `SIMGPU_ALLOC_LIMIT` | bytes of device memory | 16 GiB |
 //! | `SIMGPU_COPY_FAIL_AT` | the copy that fails, counted from 1 | none |

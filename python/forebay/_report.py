@@ -33,7 +33,8 @@ def last_report() -> Report | None:
     - `paths`: for each path its `bytes`, `pieces` and `reasons`. `refusals`: what was refused and what was done instead.
     - `arena_limit_bytes`, `arena_touched_bytes`, `arena_peak_bytes`: the pinned staging memory.
       `registered_peak_bytes`, `registered_limit_bytes`: page cache registered with the GPU. Peaks are those of the
-      engine, which is kept between loads.
+      engine, which is kept between loads. `registered_left_bytes` were still registered when the load returned: their
+      release goes on in the background, for some tenths of a second.
     - `device`, `format`, `files`, `tensors`; `cast_tensors` went through memory of at most `cast_window_bytes`.
     - `verified`, `not_verified`: lines of text. `warnings`: what was accepted but is worth telling.
     """
@@ -63,5 +64,6 @@ def merged(parts: list[Report]) -> Report:
             into["reasons"] += [line for line in share["reasons"] if line not in into["reasons"]]
         total["refusals"] += [line for line in part["refusals"] if line not in total["refusals"]]
     seconds = total["seconds"]
+    total["registered_left_bytes"] = parts[-1]["registered_left_bytes"] if parts else 0
     total["gb_per_s"] = total["bytes"] / 1e9 / seconds if seconds > 0 else 0.0
     return total

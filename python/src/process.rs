@@ -6,7 +6,7 @@
 //!
 //! At the exit, libraries and drivers take themselves apart under threads that may still release registrations and
 //! staging memory, after a load that has returned long since. So the exit waits for them: [`wait_for_engines`]. A load
-//! holds its engine until its last thread has gone; that is what is counted.
+//! holds its engine until its last thread has gone; that is what is counted. Registrations are then released at once.
 //!
 //! The package calls all of these (`python/forebay/_process.py`).
 
@@ -111,8 +111,8 @@ pub(crate) fn forget_parent() {
     engines().clear();
 }
 
-/// For the exit: waits until nothing uses an engine but the Python objects that hold one, at most `timeout_ms`. True if
-/// so. Loads whose objects are still there are to be idle before.
+/// For the exit: waits until nothing uses an engine but the Python objects that hold one, and nothing is registered, at
+/// most `timeout_ms`. True if so. Loads whose objects are still there are to be idle before.
 #[pyfunction]
 pub(crate) fn wait_for_engines(py: Python<'_>, timeout_ms: u64) -> bool {
     let engines = engines().clone();
@@ -120,7 +120,12 @@ pub(crate) fn wait_for_engines(py: Python<'_>, timeout_ms: u64) -> bool {
         let uses: usize = engines.iter().map(Weak::strong_count).sum();
         uses <= HOLDERS.load(Ordering::Acquire)
     };
-    py.detach(|| poll(timeout_ms, idle))
+    let deadline = Instant::now() + Duration::from_millis(timeout_ms);
+    let left = || deadline.saturating_duration_since(Instant::now());
+    py.detach(|| {
+        let gone = poll(timeout_ms, idle);
+        gone & engines.iter().filter_map(Weak::upgrade).all(|engine| engine.release(left()))
+    })
 }
 
 /// Asks every millisecond whether something is so, at most for `timeout_ms`.

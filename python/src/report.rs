@@ -28,6 +28,7 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, report: &Report) -> PyResult<Bound<'
     dict.set_item("arena_peak_bytes", report.arena.peak_bytes)?;
     dict.set_item("registered_peak_bytes", report.registered_peak_bytes)?;
     dict.set_item("registered_limit_bytes", report.registered_limit_bytes)?;
+    dict.set_item("registered_left_bytes", report.registered_left_bytes)?;
     dict.set_item("files_unchanged", report.files_unchanged)?;
     Ok(dict)
 }

@@ -1,7 +1,7 @@
 //! The engine: a device, an arena, and the limits of both. **unsafe**: measuring the link queues copies.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use forebay_device::{Arena, ArenaConfig, ArenaStats, Device};
 use forebay_error::{Error, Result};
@@ -10,6 +10,7 @@ use crate::options::{EngineConfig, LoadOptions, THREADS_DEFAULT_MAX, THREADS_MAX
 use crate::plan::Plan;
 use crate::session::Session;
 use crate::source::RangeSource;
+use crate::window::Window;
 
 /// Slots below which a smaller arena is not tried any more.
 const ARENA_SLOTS_MIN: usize = 4;
@@ -20,20 +21,13 @@ pub struct Engine {
     device: Device,
     config: EngineConfig,
     arena: OnceLock<Arc<Arena>>,
-    registered: AtomicU64,
-    registered_peak: AtomicU64,
+    window: Arc<Window>,
 }
 
 impl Engine {
     /// An engine for `device`. Nothing is allocated before the first load.
     pub fn new(device: Device, config: EngineConfig) -> Arc<Self> {
-        Arc::new(Self {
-            device,
-            config,
-            arena: OnceLock::new(),
-            registered: AtomicU64::new(0),
-            registered_peak: AtomicU64::new(0),
-        })
+        Arc::new(Self { device, config, arena: OnceLock::new(), window: Window::new() })
     }
 
     /// The device.
@@ -97,30 +91,25 @@ impl Engine {
         self.config.dma_window_bytes.min(available.map_or(u64::MAX, |bytes| bytes / 4))
     }
 
-    /// Takes `len` bytes of the window, if it has them.
-    pub(crate) fn take_window(&self, len: u64, limit: u64) -> bool {
-        let taken = self.registered.fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| {
-            held.checked_add(len).filter(|&sum| sum <= limit)
-        });
-        if let Ok(before) = taken {
-            self.registered_peak.fetch_max(before + len, Ordering::AcqRel);
-        }
-        taken.is_ok()
+    /// The window of registered page cache.
+    pub(crate) fn window(&self) -> &Arc<Window> {
+        &self.window
     }
 
-    /// Gives `len` bytes of the window back.
-    pub(crate) fn give_window(&self, len: u64) {
-        self.registered.fetch_sub(len, Ordering::AcqRel);
+    /// Releases page cache that loads have done with, at most for `timeout`. It goes by itself too, within a second of
+    /// the last load's end; this is for who wants it gone now. True if nothing of it is left.
+    pub fn release(&self, timeout: Duration) -> bool {
+        self.window.release(timeout)
     }
 
     /// Most page cache registered at one time so far.
     pub fn registered_peak(&self) -> u64 {
-        self.registered_peak.load(Ordering::Acquire)
+        self.window.registered_peak()
     }
 
-    /// Page cache registered now; 0 again soon after a load.
+    /// Page cache registered now; 0 again within a second of the last load's end.
     pub fn registered_now(&self) -> u64 {
-        self.registered.load(Ordering::Acquire)
+        self.window.registered()
     }
 
     /// Worker threads for a load.
@@ -128,6 +117,17 @@ impl Engine {
         match options.threads {
             Some(threads) => threads.clamp(1, THREADS_MAX),
             None => forebay_topology::worker_cpus().clamp(1, THREADS_DEFAULT_MAX),
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.window.is_inherited() {
+            // In the child of a fork: all of it is the parent's. Kept for ever, as references that nobody drops.
+            std::mem::forget((self.window.clone(), self.arena.get().cloned()));
+        } else {
+            self.window.close();
         }
     }
 }

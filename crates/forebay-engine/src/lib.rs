@@ -21,6 +21,7 @@ mod shared;
 mod sink;
 mod slots;
 mod source;
+mod window;
 mod worker;
 mod write;
 

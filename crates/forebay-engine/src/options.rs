@@ -111,6 +111,8 @@ pub struct Tuning {
     pub dma_batch_bytes: u64,
     /// DMA bytes queued on the GPU before no more are registered: the readers' share of the link.
     pub dma_ahead_bytes: u64,
+    /// Spent batches that are released at once, at the most, when the window is full; otherwise half of them.
+    pub release_at_once: usize,
     /// Threads up to which a resident tmpfs file is worth DMA. Its pages register at 15 to 28 GB/s, so that few readers
     /// gain by it (2 threads: 26 GB/s against 12) and many lose (8 threads: 36 against 42).
     pub dma_on_tmpfs_threads: usize,
@@ -125,6 +127,7 @@ impl Default for Tuning {
             readers_beside_dma: 6,
             dma_batch_bytes: 64 << 20,
             dma_ahead_bytes: 128 << 20,
+            release_at_once: usize::MAX,
             dma_on_tmpfs_threads: 4,
             direct_depth: 16,
         }

@@ -1,4 +1,4 @@
-//! The one thread that talks to the GPU's driver. **unsafe**: it registers mappings and queues copies.
+//! The one thread of a load that talks to the GPU's driver. **unsafe**: it registers mappings and queues copies.
 //!
 //! # Why one thread
 //!
@@ -41,6 +41,7 @@ use crate::report::Path;
 use crate::route::{Cold, Known, Refused, refuse};
 use crate::shared::{Shared, internal};
 use crate::source::LocalFile;
+use crate::window::{Batch, Share};
 
 /// How long the pump sleeps while copies are in flight: they take 76 us for 4 MiB, and readers have other slots.
 const FLIGHT_NAP: Duration = Duration::from_micros(50);
@@ -62,25 +63,6 @@ pub(crate) struct Loaded {
     /// Where in the slot the piece's first byte lies.
     pub(crate) head: usize,
     pub(crate) path: Path,
-}
-
-/// A registered batch. Fields drop in order: registration, then mapping, then its share of the window.
-struct Batch {
-    _registration: Registration,
-    mapping: Mapping,
-    _window: Window,
-}
-
-/// A share of the engine's window.
-struct Window {
-    shared: Arc<Shared>,
-    len: u64,
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        self.shared.engine.give_window(self.len);
-    }
 }
 
 /// Copies that are queued.
@@ -117,8 +99,6 @@ struct Pump<'a> {
     /// Whether there may be pieces for DMA.
     dma: bool,
     window_limit: u64,
-    /// Batches whose copies are done, released at the end or when the window is full.
-    spent: VecDeque<Batch>,
 }
 
 /// Pumps until every byte has arrived, or the load ends early.
@@ -137,7 +117,6 @@ pub(crate) fn run(shared: &Arc<Shared>, dma: bool, window_limit: u64) -> Result<
         dma_bytes: 0,
         dma,
         window_limit,
-        spent: VecDeque::new(),
     };
     let result = pump.work();
     shared.queue.dma_ends();
@@ -153,7 +132,12 @@ impl Drop for Pump<'_> {
         if let Err(error) = self.stream.synchronize() {
             tracing::warn!(%error, "staging memory is given up, the GPU may still use it");
             std::mem::forget(std::mem::take(&mut self.flights));
-            std::mem::forget(std::mem::take(&mut self.spent));
+            self.shared.engine.window().give_up();
+        }
+        for flight in self.flights.drain(..) {
+            if let Cargo::Pages { batch, .. } = flight.cargo {
+                self.shared.engine.window().hand_over(batch);
+            }
         }
     }
 }
@@ -207,7 +191,7 @@ impl Pump<'_> {
             }
             Cargo::Pages { pieces, batch, bytes } => {
                 self.dma_bytes -= bytes;
-                self.spent.push_back(batch);
+                shared.engine.window().hand_over(batch);
                 for piece in pieces {
                     shared.finish_piece(piece, Path::PageCacheDma)?;
                 }
@@ -357,7 +341,7 @@ impl Pump<'_> {
         let first = shared.piece(first).map_err(said)?;
         let (offset, len) = shared.span(group).map_err(said)?;
         let page = rustix::param::page_size() as u64;
-        let window = self.take_window(len + 2 * page)?;
+        let share = self.take_window(len + 2 * page)?;
         let file = self.file(first.object).map_err(said)?;
         let mapping = Mapping::new(file.file(), offset, len).map_err(said)?;
         // SAFETY: page-aligned and mapped; `Batch` drops the registration before the mapping, and a batch leaves its
@@ -365,20 +349,25 @@ impl Pump<'_> {
         let registration =
             unsafe { Registration::read_only(self.gpu, mapping.base(), mapping.len()) };
         let registration = registration.map_err(Refusal::Register)?;
-        Ok(Batch { _registration: registration, mapping, _window: window })
+        Ok(Batch { _registration: registration, mapping, _share: share })
     }
 
-    /// A share of the window; releases spent batches for it, then waits for flights.
-    fn take_window(&mut self, len: u64) -> std::result::Result<Window, Refusal> {
+    /// A share of the window; what is spent makes room for it, then flights that land.
+    fn take_window(&mut self, len: u64) -> std::result::Result<Share, Refusal> {
+        let window = self.shared.engine.window();
+        let at_once = self.shared.engine.config().tuning.release_at_once;
         loop {
-            if self.shared.engine.take_window(len, self.window_limit) {
-                self.shared.note_registered(self.shared.engine.registered_now());
-                return Ok(Window { shared: self.shared.clone(), len });
+            if let Some(share) = window.take(len, self.window_limit) {
+                self.shared.note_registered(window.registered());
+                return Ok(share);
             }
-            if !self.spent.is_empty() {
-                let release = self.spent.len().div_ceil(2);
-                self.spent.drain(..release);
-            } else if let Some(flight) = self.flights.front() {
+            if self.shared.is_over() {
+                return Err(Refusal::NoWindow);
+            }
+            if window.make_room(at_once) {
+                continue;
+            }
+            if let Some(flight) = self.flights.front() {
                 flight.done.wait().map_err(Refusal::Other)?;
                 self.land_first().map_err(Refusal::Other)?;
             } else {

@@ -81,6 +81,9 @@ pub struct Report {
     pub registered_peak_bytes: u64,
     /// Limit of that, in bytes.
     pub registered_limit_bytes: u64,
+    /// Page cache that was still registered when the load was done, other loads' included, in bytes: its release goes
+    /// on in the background.
+    pub registered_left_bytes: u64,
     /// Files whose size, mtime and ctime were the same after the load as before.
     pub files_unchanged: usize,
 }

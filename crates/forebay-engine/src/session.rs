@@ -253,12 +253,20 @@ impl Session {
             arena: shared.engine.arena_stats(),
             registered_peak_bytes: shared.registered_peak(),
             registered_limit_bytes: self.registered_limit,
+            registered_left_bytes: shared.engine.registered_now(),
             files_unchanged,
         })
     }
 
-    /// Waits until every worker has gone home (registrations released, staging returned), at most `timeout`.
+    /// Waits until every worker has gone home and staging is returned, and releases what the engine's ended loads have
+    /// registered, at most `timeout`. Nobody has to: both end by themselves.
     pub fn wait_idle(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let left = || deadline.saturating_duration_since(Instant::now());
+        self.wait_workers(timeout) && self.shared.engine.release(left())
+    }
+
+    fn wait_workers(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut progress = self.shared.progress();
         while self.shared.active_workers() > 0 {
@@ -275,7 +283,7 @@ impl Session {
     /// in the kernel; they keep their staging memory and the targets' owners until it answers.
     pub fn cancel(&self) -> bool {
         self.shared.fail(Error::new(Code::Cancelled, "the load was cancelled"));
-        self.wait_idle(CANCEL_WAIT)
+        self.wait_workers(CANCEL_WAIT)
     }
 
     /// Drops the loaded ranges from the page cache.

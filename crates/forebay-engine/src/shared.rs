@@ -35,6 +35,8 @@ pub(crate) struct Shared {
     fences: Mutex<Vec<Arc<Event>>>,
     fence_count: AtomicUsize,
     stop: AtomicBool,
+    /// Whether the window counts this load as one that runs.
+    counted: AtomicBool,
     done_bytes: AtomicU64,
     /// When targets were last provided, and whether all are.
     fed: Mutex<(Instant, bool)>,
@@ -78,6 +80,9 @@ impl Shared {
         }
         let complete = pieces == 0;
         let ended = complete.then(Instant::now);
+        if !complete {
+            engine.window().load_begins();
+        }
         Self {
             engine,
             sources,
@@ -92,6 +97,7 @@ impl Shared {
             fences: Mutex::new(Vec::new()),
             fence_count: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
+            counted: AtomicBool::new(!complete),
             done_bytes: AtomicU64::new(0),
             fed: Mutex::new((Instant::now(), false)),
             waiters: AtomicUsize::new(0),
@@ -202,6 +208,14 @@ impl Shared {
         self.stop.store(true, Ordering::Relaxed);
         self.queue.stop();
         self.progressed.notify_all();
+        self.uncount();
+    }
+
+    /// The load is over, and the caller has been told: registrations may be released.
+    fn uncount(&self) {
+        if self.counted.swap(false, Ordering::AcqRel) {
+            self.engine.window().load_ends();
+        }
     }
 
     /// Counts a piece whose bytes are in their targets.
@@ -231,6 +245,9 @@ impl Shared {
         drop(progress);
         if last || news {
             self.progressed.notify_all();
+        }
+        if last {
+            self.uncount();
         }
         Ok(())
     }

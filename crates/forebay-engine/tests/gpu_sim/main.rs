@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `gpu` | the tests of real GPUs |
 //! | `stress` | random plans and feeds, cancelled loads, loads side by side, fences |
+//! | `release` | registrations after their load |
 //! | `faults` | what loads do when the driver refuses; each needs the settings that its parent gives |
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
@@ -18,6 +19,7 @@ mod faults;
 mod gpu;
 #[path = "../../../forebay-simgpu/harness.rs"]
 mod harness;
+mod release;
 mod stress;
 
 use std::process::{Command, Output, Stdio};
@@ -106,4 +108,22 @@ fn memory_may_be_short() {
 #[test]
 fn registration_may_be_slow() {
     run("faults::registering_is_slow", 1, &[("SIMGPU_REGISTER_GBPS", "0.5")]);
+}
+
+#[test]
+fn registrations_go_after_their_load() {
+    // Each alone: they look at the process's threads and mappings.
+    let slow = ("SIMGPU_UNREGISTER_GBPS", "0.2");
+    for test in [
+        "a_load_returns_before_its_registrations_go",
+        "the_window_holds_over_loads_that_follow_each_other",
+        "nothing_is_released_beside_a_load_that_has_room",
+        "an_engine_that_is_dropped_leaves_nothing",
+        "a_file_may_shrink_or_go_before_its_registrations_do",
+        "who_waits_for_the_release_gets_it",
+        "a_child_leaves_the_registrations_of_its_parent_alone",
+    ] {
+        run(&format!("release::{test}"), 1, &[slow]);
+    }
+    run("release::many_loads_leave_nothing", 1, &[]);
 }

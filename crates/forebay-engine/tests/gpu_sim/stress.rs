@@ -133,6 +133,7 @@ fn config(random: &mut Random) -> EngineConfig {
             readers_beside_dma: random.range(1, 3) as usize,
             dma_batch_bytes: random.pick(&[256 << 10, 1 << 20, 4 << 20]),
             dma_ahead_bytes: random.pick(&[1 << 20, 8 << 20]),
+            release_at_once: random.pick(&[0, 1, usize::MAX]),
             dma_on_tmpfs_threads: random.range(0, 8) as usize,
             direct_depth: random.range(1, 8) as usize,
         },
@@ -292,6 +293,8 @@ fn random_loads_arrive_whole_side_by_side_and_after_cancelled_ones() {
                 });
             }
         });
+        // Cancelled loads have not waited for it.
+        assert!(engine.release(HANG));
         assert_eq!(engine.registered_now(), 0, "every registration is released");
         rounds += 6;
         seed += 1;

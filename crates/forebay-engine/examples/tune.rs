@@ -2,7 +2,15 @@
 //! list of settings is one line of the result; all lines are run in turn, round by round, so that drift hits all alike.
 //! **unsafe**: targets are provided by address.
 //!
-//! Keys: `threads path cache piece_mib slots readers batch_mib ahead_mib tmpfs depth arena_mib window_mib`.
+//! Keys: `threads path cache piece_mib slots readers batch_mib ahead_mib release tmpfs depth arena_mib window_mib`.
+//!
+//! - `readers` is how many read beside DMA, at the most; at least one does, and no more than `threads` less one.
+//! - `tmpfs` is up to how many threads tmpfs is worth DMA: `threads=16,tmpfs=16,readers=10` does both there, with
+//!   ten readers, and `path=dma` DMA alone.
+//! - `release` is how many spent batches go at once when the window is full; `window_mib` makes it so.
+//!
+//! CPU is the whole process's, from the start of a load until all that it registered is released, which is after the
+//! clock has stopped; `idle` is how long that took, and `left` what was registered when it began.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,6 +24,7 @@ use forebay_engine::{
 };
 use forebay_error::{Code, Error, Result};
 use forebay_format::OpenFile;
+use rustix::time::{ClockId, clock_gettime};
 
 struct Line {
     text: String,
@@ -44,6 +53,7 @@ fn parse(device: &Device, text: &str) -> Result<Line> {
             "readers" => config.tuning.readers_beside_dma = number,
             "batch_mib" => config.tuning.dma_batch_bytes = (number as u64) << 20,
             "ahead_mib" => config.tuning.dma_ahead_bytes = (number as u64) << 20,
+            "release" => config.tuning.release_at_once = number,
             "tmpfs" => config.tuning.dma_on_tmpfs_threads = number,
             "depth" => config.tuning.direct_depth = number,
             _ => return Err(Error::new(Code::Usage, format!("no setting is called `{key}`"))),
@@ -60,6 +70,11 @@ fn parse(device: &Device, text: &str) -> Result<Line> {
     })
 }
 
+fn process_cpu_seconds() -> f64 {
+    let spent = clock_gettime(ClockId::ProcessCPUTime);
+    spent.tv_sec as f64 + spent.tv_nsec as f64 / 1e9
+}
+
 fn run(line: &mut Line, files: &[Arc<OpenFile>], targets: &[(u64, u64)]) -> Result<()> {
     let (mut moves, mut sizes, mut places) = (Vec::new(), Vec::new(), Vec::new());
     for (object, (file, &(address, len))) in files.iter().zip(targets).enumerate() {
@@ -68,6 +83,7 @@ fn run(line: &mut Line, files: &[Arc<OpenFile>], targets: &[(u64, u64)]) -> Resu
         places.push(address);
     }
     let plan = Plan::build(moves, sizes, line.engine.config().piece_bytes, &[])?;
+    let cpu = process_cpu_seconds();
     let start = Instant::now();
     let session = line.engine.start(plan, sources_of(files)?, line.options.clone())?;
     // SAFETY: the buffers outlive the session.
@@ -76,13 +92,13 @@ fn run(line: &mut Line, files: &[Arc<OpenFile>], targets: &[(u64, u64)]) -> Resu
     let seconds = start.elapsed().as_secs_f64();
     let idle = Instant::now();
     session.wait_idle(Duration::from_secs(60));
+    let idle = idle.elapsed().as_secs_f64();
+    line.cpu.push(process_cpu_seconds() - cpu);
     if line.seconds.is_empty() && line.first == 0.0 {
         line.first = seconds;
     } else {
         line.seconds.push(seconds);
     }
-    let idle = idle.elapsed().as_secs_f64();
-    line.cpu.push(report.cpu_seconds);
     let shares: Vec<String> = report
         .paths
         .iter()
@@ -90,7 +106,8 @@ fn run(line: &mut Line, files: &[Arc<OpenFile>], targets: &[(u64, u64)]) -> Resu
             format!("{} {:.2}", share.path.as_str(), share.bytes as f64 / report.bytes as f64)
         })
         .collect();
-    line.paths = format!("{} idle {:.0} ms", shares.join(" "), idle * 1e3);
+    let left = report.registered_left_bytes >> 20;
+    line.paths = format!("{} left {left} MiB idle {:.0} ms", shares.join(" "), idle * 1e3);
     if !report.refusals.is_empty() {
         line.paths.push_str(&format!(" {:?}", report.refusals));
     }

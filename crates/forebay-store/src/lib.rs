@@ -3,9 +3,21 @@
 //! [`Store`] is what checkpoints are written to and read from. It is small on purpose: small objects that are put,
 //! replaced and listed as a whole, and data objects that are written and read in ranges. What makes a checkpoint
 //! atomic is one call, [`Store::publish`]; everything else may fail at any byte.
+//!
+//! | store | is |
+//! | --- | --- |
+//! | [`MemoryStore`] | a map behind a lock, with a clock that tests move |
+//! | [`fault::FaultStore`] | a client of another store, with faults on purpose |
 
+pub mod fault;
+mod key;
+mod memory;
 mod object;
 mod store;
 
+pub use key::{
+    KEY_BYTES_MAX, NAME_BYTES_MAX, RECORDS_FOLDER, TEMP_PREFIX, check_key, check_prefix, is_temp,
+};
+pub use memory::MemoryStore;
 pub use object::{Abilities, Age, DataObject, Expect, Listed, Published, Version};
 pub use store::Store;

@@ -52,3 +52,50 @@ pub trait Store: Send + Sync {
     /// Opens an object for ranged reads. `not_found` where there is none.
     fn open_data(&self, key: &str) -> Result<Arc<dyn RangeSource>>;
 }
+
+/// A shared store is a store.
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn name(&self) -> String {
+        (**self).name()
+    }
+
+    fn abilities(&self) -> Abilities {
+        (**self).abilities()
+    }
+
+    fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Vec<u8>, Version)>> {
+        (**self).get(key, max_bytes)
+    }
+
+    fn create(&self, key: &str, bytes: &[u8]) -> Result<bool> {
+        (**self).create(key, bytes)
+    }
+
+    fn put(&self, key: &str, bytes: &[u8]) -> Result<()> {
+        (**self).put(key, bytes)
+    }
+
+    fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        (**self).list(prefix, limit)
+    }
+
+    fn names(&self, prefix: &str, limit: usize) -> Result<Vec<(String, bool)>> {
+        (**self).names(prefix, limit)
+    }
+
+    fn remove(&self, key: &str) -> Result<bool> {
+        (**self).remove(key)
+    }
+
+    fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published> {
+        (**self).publish(staged, to, expect)
+    }
+
+    fn create_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {
+        (**self).create_data(key, bytes)
+    }
+
+    fn open_data(&self, key: &str) -> Result<Arc<dyn RangeSource>> {
+        (**self).open_data(key)
+    }
+}

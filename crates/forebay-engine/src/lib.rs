@@ -7,6 +7,7 @@
 //! targets are addresses, and who provides them keeps them alive. A save is [`Engine::write`]: parts of the device's
 //! memory to ranges of [`RangeSink`]s.
 
+mod checked;
 mod engine;
 mod options;
 mod paths;
@@ -21,6 +22,7 @@ mod shared;
 mod sink;
 mod slots;
 mod source;
+pub mod stage;
 mod window;
 mod worker;
 mod write;
@@ -29,7 +31,7 @@ pub use engine::{Engine, LinkRate, measure_link};
 pub use options::{
     CacheChoice, EngineConfig, LoadOptions, PathChoice, THREADS_DEFAULT_MAX, THREADS_MAX, Tuning,
 };
-pub use plan::{GAP_BYTES, Move, Op, Piece, Plan};
+pub use plan::{Check, GAP_BYTES, Move, Op, Piece, Plan};
 pub use report::{Path, PathShare, Report};
 pub use select::{Selection, Wanted};
 pub use session::Session;

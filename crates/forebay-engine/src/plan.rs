@@ -97,16 +97,33 @@ pub struct Piece {
     pub last_target: u32,
     /// Rows are read one by one into packed staging memory, instead of the whole span.
     pub packed: bool,
+    /// What is checked before its bytes go on: [`Plan::checks_of`].
+    pub checks: Range<usize>,
+}
+
+/// A stretch of an object whose checksum is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// Index of the object.
+    pub object: u32,
+    /// Where it starts there, in bytes.
+    pub offset: u64,
+    /// Its bytes; at most those of a piece.
+    pub len: u64,
+    /// CRC-32 ([`forebay_format::crc`]) of them.
+    pub crc: u32,
 }
 
 /// Pieces in reading order.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    pieces: Vec<Piece>,
-    ops: Vec<Op>,
+    pub(crate) pieces: Vec<Piece>,
+    pub(crate) ops: Vec<Op>,
+    pub(crate) checks: Vec<Check>,
+    pub(crate) bytes: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) checked_bytes: u64,
     target_bytes: Vec<u64>,
-    bytes: u64,
-    read_bytes: u64,
 }
 
 impl Plan {
@@ -116,10 +133,24 @@ impl Plan {
     ///
     /// Errors: `internal` when a move leaves its target or runs overlap, which callers have checked.
     pub fn build(
+        moves: Vec<Move>,
+        target_bytes: Vec<u64>,
+        piece_bytes: u64,
+        batches: &[u32],
+    ) -> Result<Self> {
+        Self::build_checked(moves, target_bytes, piece_bytes, batches, Vec::new())
+    }
+
+    /// As [`Self::build`], for objects some of which have checksums: where an object has any, every byte that is wanted of
+    /// it lies in one of its `blocks`, and pieces are made of whole blocks, checked before their bytes go to the targets.
+    ///
+    /// Errors: as [`Self::build`]; `internal` for blocks that overlap, are larger than a piece, or leave a wanted byte out.
+    pub fn build_checked(
         mut moves: Vec<Move>,
         target_bytes: Vec<u64>,
         piece_bytes: u64,
         batches: &[u32],
+        mut blocks: Vec<Check>,
     ) -> Result<Self> {
         if !piece_bytes.is_power_of_two() || piece_bytes < 64 << 10 {
             let text = format!("piece size {piece_bytes} is not a power of two of 64 KiB or more");
@@ -130,12 +161,19 @@ impl Plan {
             check_move(part, &target_bytes)?;
         }
         moves.sort_by_key(|part| (part.object, part.from));
+        blocks.retain(|block| block.len > 0);
+        blocks.sort_by_key(|block| (block.object, block.offset));
+        check_blocks(&blocks, piece_bytes)?;
+        let is_checked =
+            |part: &Move| blocks.binary_search_by_key(&part.object, |block| block.object).is_ok();
+        let (checked, plain): (Vec<Move>, Vec<Move>) = moves.into_iter().partition(is_checked);
         let plan = Self { target_bytes, ..Self::default() };
         let mut builder = Builder { plan, piece_bytes, batches };
-        for part in moves {
+        for part in plain {
             builder.add(part);
         }
         let mut plan = builder.plan;
+        crate::checked::add(&mut plan, &checked, &blocks, piece_bytes, batches)?;
         // Rows split at the grid come out after the whole rows of their move: back into reading order.
         plan.pieces.sort_by_key(|piece| (piece.object, piece.offset));
         Ok(plan)
@@ -149,6 +187,21 @@ impl Plan {
     /// The operations of a piece.
     pub fn ops_of(&self, piece: &Piece) -> &[Op] {
         self.ops.get(piece.ops.clone()).unwrap_or_default()
+    }
+
+    /// What is checked of a piece, in the order of the object.
+    pub fn checks_of(&self, piece: &Piece) -> &[Check] {
+        self.checks.get(piece.checks.clone()).unwrap_or_default()
+    }
+
+    /// Whether an object's bytes are checked by the CPU, which those that go by DMA never meet.
+    pub fn is_checked(&self, object: u32) -> bool {
+        self.checks.binary_search_by_key(&object, |check| check.object).is_ok()
+    }
+
+    /// Bytes that are checked when they are read.
+    pub fn checked_bytes(&self) -> u64 {
+        self.checked_bytes
     }
 
     /// For each target, how many targets must have been provided before it can be complete: a piece is moved when all
@@ -181,6 +234,21 @@ impl Plan {
     pub fn read_bytes(&self) -> u64 {
         self.read_bytes
     }
+}
+
+fn check_blocks(blocks: &[Check], piece_bytes: u64) -> Result<()> {
+    let fits = |block: &Check| {
+        block.len <= piece_bytes
+            && block.offset.checked_add(block.len).is_some_and(|end| end <= i64::MAX as u64)
+    };
+    let apart = |pair: &[Check]| match pair {
+        [a, b] => a.object != b.object || a.offset + a.len <= b.offset,
+        _ => true,
+    };
+    if blocks.iter().all(fits) && blocks.windows(2).all(apart) {
+        return Ok(());
+    }
+    Err(Error::new(Code::Internal, "checksum blocks overlap or are larger than a piece"))
 }
 
 fn check_move(part: &Move, target_bytes: &[u64]) -> Result<()> {
@@ -294,6 +362,7 @@ impl Builder<'_> {
             ops: index..index + 1,
             last_target: part.target,
             packed,
+            checks: 0..0,
         });
     }
 }

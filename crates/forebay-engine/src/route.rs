@@ -61,14 +61,14 @@ impl Route {
     }
 }
 
-/// Decides for one object.
+/// Decides for one object. `dma_limit` is how much page cache may be registered; none where its bytes are checked.
 pub(crate) fn decide(
     source: &dyn RangeSource,
     device: &Device,
     options: &LoadOptions,
     tuning: &Tuning,
     threads: usize,
-    dma_limit: u64,
+    dma_limit: Option<u64>,
     tally: &Tally,
 ) -> Route {
     let Some(file) = source.local() else {
@@ -121,7 +121,7 @@ fn dma_verdict(
     options: &LoadOptions,
     tuning: &Tuning,
     threads: usize,
-    limit: u64,
+    limit: Option<u64>,
 ) -> Result<&'static str, String> {
     let Device::Cuda(gpu) = device else { return Err("the host needs no DMA".to_owned()) };
     match options.path {
@@ -132,6 +132,9 @@ fn dma_verdict(
     if !gpu.read_only_registration() {
         return Err("this GPU cannot register read-only memory".to_owned());
     }
+    let Some(limit) = limit else {
+        return Err("its checksums are made by the CPU, which DMA passes by".to_owned());
+    };
     // A batch is registered in whole pages; two pages of 64 KiB are more than its ends add.
     if limit < tuning.dma_batch_bytes + (2 << 16) {
         return Err("no memory to spare for registered page cache".to_owned());

@@ -78,9 +78,12 @@ impl Session {
         );
         let routes = sources
             .iter()
-            .map(|source| {
+            .enumerate()
+            .map(|(object, source)| {
                 let (source, device) = (source.as_ref(), engine.device());
                 let limit = registered_limit;
+                let checked = plan.is_checked(object as u32);
+                let limit = (!checked).then_some(limit);
                 let route = route::decide(source, device, &options, tuning, threads, limit, &tally);
                 tracing::debug!(file = source.name(), ?route, "how a file is read");
                 route

@@ -8,10 +8,10 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use forebay_device::{Device, Slot};
-use forebay_error::{Code, Result};
+use forebay_error::{Code, Error, Result};
 
 use super::scatter;
-use crate::plan::{GAP_BYTES, Piece};
+use crate::plan::{Check, GAP_BYTES, Piece};
 use crate::pump::Loaded;
 use crate::queue::Work;
 use crate::report::Path;
@@ -40,12 +40,20 @@ pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
     Ok(())
 }
 
-/// From a filled slot to the targets: by the pump to a GPU, here and now to the host.
+/// From a filled slot to the targets, if its checksums are right: by the pump to a GPU, here and now to the host.
 pub(crate) fn deliver(shared: &Shared, loaded: Loaded) -> Result<()> {
+    let piece = shared.piece(loaded.piece)?;
+    if !piece.checks.is_empty() {
+        let bytes = loaded.slot.bytes(loaded.head + piece.len as usize);
+        let bytes = bytes.get(loaded.head..).unwrap_or_default();
+        for check in shared.plan.checks_of(piece) {
+            let at = (check.offset - piece.offset) as usize;
+            verify(shared, check, bytes.get(at..at + check.len as usize).unwrap_or_default())?;
+        }
+    }
     match shared.engine.device() {
         Device::Cuda(_) => shared.queue.push_loaded(loaded),
         Device::Host => {
-            let piece = shared.piece(loaded.piece)?;
             // SAFETY: the slot holds the piece from `head` on.
             unsafe { scatter::to_host(shared, piece, loaded.slot.address() + loaded.head)? };
             shared.slots.put(loaded.slot);
@@ -53,6 +61,20 @@ pub(crate) fn deliver(shared: &Shared, loaded: Loaded) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Fails with `checksum` unless `bytes` are what was written.
+fn verify(shared: &Shared, check: &Check, bytes: &[u8]) -> Result<()> {
+    let found = forebay_format::crc::crc32(bytes);
+    if found == check.crc && bytes.len() as u64 == check.len {
+        return Ok(());
+    }
+    let (len, offset, wanted) = (check.len, check.offset, check.crc);
+    let what = format!(
+        "{len} bytes at byte {offset} have the checksum {found:08x}, {wanted:08x} was written"
+    );
+    let error = Error::new(Code::Checksum, what).at(shared.source(check.object)?.name());
+    Err(error.hint("the file was damaged after it was written: restore it from another copy"))
 }
 
 /// Whether the page cache holds the pieces' whole range.
@@ -159,7 +181,7 @@ fn read_direct(
         Err(error) if error.kind() == std::io::ErrorKind::Interrupted => 0,
         Err(error) => {
             let what = format!("cannot read {len} bytes at byte {start} directly");
-            return Err(forebay_error::Error::io(what, error).at(source.name()));
+            return Err(Error::io(what, error).at(source.name()));
         }
     };
     if got < wanted {
@@ -192,8 +214,16 @@ pub(crate) fn refuse_direct(shared: &Shared, piece: &Piece, refusal: &DirectRefu
     Ok(())
 }
 
-/// Whether every run is long enough to be read by itself, straight into its target.
+/// Whether every run is long enough to be read by itself, straight into its target; and where there are checksums,
+/// each run is one block of them, which can then be checked where it landed.
 fn is_read_in_place(shared: &Shared, piece: &Piece) -> bool {
+    if !piece.checks.is_empty() {
+        let (ops, checks) = (shared.plan.ops_of(piece), shared.plan.checks_of(piece));
+        return ops.len() == checks.len()
+            && ops.iter().zip(checks).all(|(op, check)| {
+                op.part.rows == 1 && op.part.from == check.offset && op.part.run == check.len
+            });
+    }
     let long = |run: u64, rows: u64| rows == 1 || run >= GAP_BYTES;
     shared.plan.ops_of(piece).iter().all(|op| long(op.part.run, op.part.rows))
 }
@@ -201,7 +231,8 @@ fn is_read_in_place(shared: &Shared, piece: &Piece) -> bool {
 /// Reads each run of a piece into its host target.
 fn read_in_place(shared: &Shared, piece: &Piece) -> Result<()> {
     let source = shared.source(piece.object)?.as_ref();
-    for op in shared.plan.ops_of(piece) {
+    let checks = shared.plan.checks_of(piece);
+    for (number, op) in shared.plan.ops_of(piece).iter().enumerate() {
         let part = &op.part;
         let target = shared.address(part.target)? + part.to;
         for row in 0..part.rows {
@@ -210,6 +241,9 @@ fn read_in_place(shared: &Shared, piece: &Piece) -> Result<()> {
             // `Session::provide`; bytes need no initialisation to be written.
             let into = unsafe { std::slice::from_raw_parts_mut(to, part.run as usize) };
             read_exact_at(source, into, part.from + row * part.from_stride)?;
+            if let Some(check) = checks.get(number) {
+                verify(shared, check, into)?;
+            }
         }
     }
     Ok(())

@@ -1,0 +1,153 @@
+//! Plans whose bytes are checked: pieces are made of whole checksum blocks.
+//!
+//! A block can only be checked as a whole, so a range that ends inside a block reads the rest of it as well and throws it
+//! away: with blocks of 1 MiB at most 2 MiB a range. Each move is cut at the block borders; the blocks that any move
+//! touches, in the order of the object, become pieces of neighbouring blocks. Blocks that nothing wants are not read.
+
+use forebay_error::{Code, Error, Result};
+
+use crate::plan::{Check, Move, Op, Piece, Plan};
+
+/// A part of a move inside one block.
+struct Cut {
+    block: usize,
+    batch: usize,
+    part: Move,
+}
+
+/// Adds the pieces of `moves`, sorted by (object, from), each inside of `blocks`, which are sorted and do not overlap.
+pub(crate) fn add(
+    plan: &mut Plan,
+    moves: &[Move],
+    blocks: &[Check],
+    piece_bytes: u64,
+    batches: &[u32],
+) -> Result<()> {
+    let mut cuts = Vec::with_capacity(moves.len());
+    for part in moves {
+        let batch = batches.partition_point(|&start| start <= part.target);
+        cut(part, blocks, &mut |block, part| cuts.push(Cut { block, batch, part }))?;
+    }
+    cuts.sort_by_key(|cut| (cut.block, cut.batch, cut.part.from));
+    let mut batch = None;
+    for group in cuts.chunk_by(|a, b| (a.block, a.batch) == (b.block, b.batch)) {
+        let Some(first) = group.first() else { continue };
+        let Some(block) = blocks.get(first.block) else { return Err(no_block()) };
+        let joins = batch == Some(first.batch);
+        batch = Some(first.batch);
+        push(plan, *block, group, piece_bytes, joins);
+    }
+    Ok(())
+}
+
+/// Adds one block with its parts: to the last piece where that is its neighbour, of the same batch, and has room.
+fn push(plan: &mut Plan, block: Check, group: &[Cut], piece_bytes: u64, joins: bool) {
+    let (op, check) = (plan.ops.len(), plan.checks.len());
+    let fits = |last: &&mut Piece| {
+        let end = last.offset + last.len;
+        last.object == block.object
+            && last.checks.end == check
+            && !last.checks.is_empty()
+            && block.offset >= end
+            && block.offset - end <= crate::plan::GAP_BYTES
+            && block.offset + block.len - last.offset <= piece_bytes
+    };
+    let start = match plan.pieces.last_mut().filter(|_| joins).filter(fits) {
+        Some(last) => {
+            let len = block.offset + block.len - last.offset;
+            plan.read_bytes += len - last.len;
+            last.len = len;
+            last.staged_len = len;
+            last.checks.end = check + 1;
+            last.offset
+        }
+        None => {
+            plan.read_bytes += block.len;
+            plan.pieces.push(Piece {
+                object: block.object,
+                offset: block.offset,
+                len: block.len,
+                staged_len: block.len,
+                bytes: 0,
+                ops: op..op,
+                last_target: 0,
+                packed: false,
+                checks: check..check + 1,
+            });
+            block.offset
+        }
+    };
+    plan.checks.push(block);
+    plan.checked_bytes += block.len;
+    for cut in group {
+        let part = cut.part;
+        plan.bytes += part.bytes();
+        plan.ops.push(Op { part, staged: part.from - start, staged_stride: part.from_stride });
+        if let Some(last) = plan.pieces.last_mut() {
+            last.bytes += part.bytes();
+            last.last_target = last.last_target.max(part.target);
+        }
+    }
+    if let Some(last) = plan.pieces.last_mut() {
+        last.ops.end = plan.ops.len();
+    }
+}
+
+/// Cuts a move at block borders: rows that lie in one block stay together.
+fn cut(part: &Move, blocks: &[Check], out: &mut impl FnMut(usize, Move)) -> Result<()> {
+    let first = (part.object, part.from);
+    let mut at = blocks.partition_point(|block| (block.object, block.offset + block.len) <= first);
+    let mut row = 0;
+    while row < part.rows {
+        let (from, to) = (part.from + row * part.from_stride, part.to + row * part.to_stride);
+        let block = loop {
+            let block = blocks.get(at).filter(|block| block.object == part.object);
+            let block = block.filter(|block| block.offset <= from).ok_or_else(no_block)?;
+            if from < block.offset + block.len {
+                break block;
+            }
+            at += 1;
+        };
+        let end = block.offset + block.len;
+        if from + part.run <= end {
+            let fit = if part.rows == 1 {
+                1
+            } else {
+                ((end - from - part.run) / part.from_stride + 1).min(part.rows - row)
+            };
+            out(at, Move { from, to, rows: fit, ..*part });
+            row += fit;
+        } else {
+            cut_run(part, (from, to), at, blocks, out)?;
+            row += 1;
+        }
+    }
+    Ok(())
+}
+
+/// Cuts one run that goes on in the next block.
+fn cut_run(
+    part: &Move,
+    (from, to): (u64, u64),
+    mut at: usize,
+    blocks: &[Check],
+    out: &mut impl FnMut(usize, Move),
+) -> Result<()> {
+    let mut done = 0;
+    while done < part.run {
+        let here = from + done;
+        let block = blocks.get(at).filter(|block| {
+            block.object == part.object && block.offset <= here && here < block.offset + block.len
+        });
+        let block = block.ok_or_else(no_block)?;
+        let len = (block.offset + block.len - here).min(part.run - done);
+        out(at, Move::contiguous(part.object, part.target, here, to + done, len));
+        done += len;
+        at += 1;
+    }
+    Ok(())
+}
+
+fn no_block() -> Error {
+    Error::new(Code::Internal, "bytes of a checked object that no block covers")
+}

@@ -1,0 +1,134 @@
+//! From memory into slots. **unsafe**: it reads memory by address.
+
+use forebay_device::cuda::{CudaDevice, Event, Stream};
+use forebay_device::{Device, Slot};
+use forebay_error::{Code, Error, Result};
+use std::sync::Arc;
+
+use super::job::{Filled, Job};
+use super::{Place, StagePiece};
+use crate::shared::internal;
+
+/// Queues the copies of every piece of device memory, in order, and returns when they have landed.
+pub(super) fn from_device(job: &Job, fence: Option<&Event>) -> Result<()> {
+    let Device::Cuda(gpu) = job.engine.device() else { return Err(internal("no GPU")) };
+    let stream = Stream::new(gpu)?;
+    if let Some(fence) = fence {
+        stream.wait_for(fence)?;
+    }
+    let queued = queue_all(job, gpu, &stream);
+    // Whatever happened: nobody may touch memory or slots before the GPU is done with them.
+    if let Err(error) = stream.synchronize() {
+        tracing::warn!(%error, "staging memory is given up, the GPU may still use it");
+        std::mem::forget(job.take_rest());
+        return Err(error);
+    }
+    let queued = queued?;
+    job.count_staged(queued);
+    Ok(())
+}
+
+/// Queues copies until the job ends or nothing is left; returns how many pieces.
+fn queue_all(job: &Job, gpu: &Arc<CudaDevice>, stream: &Stream) -> Result<usize> {
+    let mut queued = 0;
+    for (number, piece) in job.pieces.iter().enumerate() {
+        if piece.place != Place::Device {
+            continue;
+        }
+        let Some(slot) = slot(job)? else { return Ok(0) };
+        let landed = Event::new(gpu)?;
+        let mut at = 0;
+        for run in job.runs_of(piece) {
+            // SAFETY: the run is valid until the job is staged by the contract of `Engine::stage`, and the pieces were
+            // checked to fit their slots; the slot goes to its taker with the event, which waits for it.
+            unsafe { stream.copy_to_host(slot.address() + at, run.address, run.len)? };
+            at += run.len as usize;
+        }
+        landed.record(stream)?;
+        job.push(Filled { piece: number, len: at, slot: Some(slot), landed: Some(landed) });
+        queued += 1;
+    }
+    Ok(queued)
+}
+
+/// Copies pieces of host memory until nothing is left.
+pub(super) fn from_host(job: &Job) -> Result<()> {
+    while let Some(number) = job.next_host() {
+        let Some(piece) = job.pieces.get(number) else { return Err(internal("no such piece")) };
+        let Some(mut slot) = slot(job)? else { return Ok(()) };
+        let len = gather(job, piece, &mut slot)?;
+        job.push(Filled { piece: number, len, slot: Some(slot), landed: None });
+        job.count_staged(1);
+    }
+    Ok(())
+}
+
+fn gather(job: &Job, piece: &StagePiece, slot: &mut Slot) -> Result<usize> {
+    let mut at = 0;
+    let whole = slot.len();
+    let bytes = slot.bytes_mut(whole);
+    for run in job.runs_of(piece) {
+        let len = run.len as usize;
+        let Some(into) = bytes.get_mut(at..at + len) else {
+            return Err(internal("a piece leaves its slot"));
+        };
+        if len > 0 {
+            // SAFETY: the run is valid, and written by nobody, by the contract of `Engine::stage`.
+            into.copy_from_slice(unsafe {
+                std::slice::from_raw_parts(run.address as *const u8, len)
+            });
+        }
+        at += len;
+    }
+    Ok(at)
+}
+
+/// Queues every piece of host memory to be taken where it lies; those of several runs are gathered by their takers.
+pub(super) fn in_place(job: &Job) {
+    while let Some(number) = job.next_host() {
+        let runs = job.pieces.get(number).map(|piece| job.runs_of(piece)).unwrap_or_default();
+        let len = runs.iter().map(|run| run.len as usize).sum();
+        job.push(Filled { piece: number, len, slot: None, landed: None });
+    }
+}
+
+/// A slot of the pool; waits for one. `None`: the job is over.
+fn slot(job: &Job) -> Result<Option<Slot>> {
+    if job.is_over() {
+        return Ok(None);
+    }
+    match job.pool.acquire(1, &|| job.is_over()) {
+        Ok(mut slots) => Ok(slots.pop()),
+        Err(error) if error.code() == Code::Cancelled => Ok(None),
+        Err(error) => Err(with_hint(error)),
+    }
+}
+
+fn with_hint(error: Error) -> Error {
+    error.hint("make the staging pool smaller, or leave more memory to it")
+}
+
+/// Bytes of a piece in place: where it is one run they are borrowed, else gathered.
+pub(super) fn with_bytes<T>(
+    job: &Job,
+    piece: &StagePiece,
+    work: impl FnOnce(&[u8]) -> Result<T>,
+) -> Result<T> {
+    let runs = job.runs_of(piece);
+    if let [run] = runs
+        && run.len > 0
+    {
+        // SAFETY: valid and unchanging until the job is done by the contract of `StageOptions::in_place`.
+        return work(unsafe {
+            std::slice::from_raw_parts(run.address as *const u8, run.len as usize)
+        });
+    }
+    let mut bytes = Vec::with_capacity(runs.iter().map(|run| run.len as usize).sum());
+    for run in runs.iter().filter(|run| run.len > 0) {
+        // SAFETY: as above.
+        bytes.extend_from_slice(unsafe {
+            std::slice::from_raw_parts(run.address as *const u8, run.len as usize)
+        });
+    }
+    work(&bytes)
+}

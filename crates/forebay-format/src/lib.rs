@@ -20,6 +20,7 @@ pub mod index;
 mod model;
 mod open_file;
 mod parallel;
+pub mod pickle;
 pub mod safetensors;
 mod save;
 mod text;

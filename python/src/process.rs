@@ -27,9 +27,27 @@ static FORKING: AtomicBool = AtomicBool::new(false);
 const BEGIN_WAIT_MS: u64 = 1000;
 
 /// Locked with the GIL only, which a fork has too.
-static ENGINES: Mutex<Vec<Weak<Engine>>> = Mutex::new(Vec::new());
+static ENGINES: Mutex<Vec<Watched>> = Mutex::new(Vec::new());
 
 static HOLDERS: AtomicUsize = AtomicUsize::new(0);
+
+/// An engine, and what dies with the last of it.
+#[derive(Clone)]
+struct Watched {
+    engine: Weak<Engine>,
+    presence: Weak<()>,
+}
+
+impl Watched {
+    fn is_gone(&self) -> bool {
+        self.presence.strong_count() == 0
+    }
+
+    /// Whether a thread is taking it apart now.
+    fn is_going(&self) -> bool {
+        self.engine.strong_count() == 0 && !self.is_gone()
+    }
+}
 
 /// A call on a thread of its own.
 pub(crate) struct UnderWay(());
@@ -72,15 +90,15 @@ impl Drop for Holder {
     }
 }
 
-fn engines() -> MutexGuard<'static, Vec<Weak<Engine>>> {
+fn engines() -> MutexGuard<'static, Vec<Watched>> {
     ENGINES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes an engine known here.
 pub(crate) fn watch(engine: &Arc<Engine>) {
     let mut engines = engines();
-    engines.retain(|engine| engine.strong_count() > 0);
-    engines.push(Arc::downgrade(engine));
+    engines.retain(|engine| !engine.is_gone());
+    engines.push(Watched { engine: Arc::downgrade(engine), presence: engine.presence() });
 }
 
 /// For the moment before a fork: waits until no call is under way, at most `timeout_ms`, and keeps others from starting
@@ -117,14 +135,15 @@ pub(crate) fn forget_parent() {
 pub(crate) fn wait_for_engines(py: Python<'_>, timeout_ms: u64) -> bool {
     let engines = engines().clone();
     let idle = || {
-        let uses: usize = engines.iter().map(Weak::strong_count).sum();
-        uses <= HOLDERS.load(Ordering::Acquire)
+        let uses: usize = engines.iter().map(|watched| watched.engine.strong_count()).sum();
+        uses <= HOLDERS.load(Ordering::Acquire) && !engines.iter().any(Watched::is_going)
     };
     let deadline = Instant::now() + Duration::from_millis(timeout_ms);
     let left = || deadline.saturating_duration_since(Instant::now());
     py.detach(|| {
         let gone = poll(timeout_ms, idle);
-        gone & engines.iter().filter_map(Weak::upgrade).all(|engine| engine.release(left()))
+        let mut rest = engines.iter().filter_map(|watched| watched.engine.upgrade());
+        gone & rest.all(|engine| engine.release(left()))
     })
 }
 

@@ -1,6 +1,6 @@
 //! The engine: a device, an arena, and the limits of both. **unsafe**: measuring the link queues copies.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use forebay_device::{Arena, ArenaConfig, ArenaStats, Device};
@@ -22,12 +22,15 @@ pub struct Engine {
     config: EngineConfig,
     arena: OnceLock<Arc<Arena>>,
     window: Arc<Window>,
+    /// The last field, so the last to go.
+    presence: Arc<()>,
 }
 
 impl Engine {
     /// An engine for `device`. Nothing is allocated before the first load.
     pub fn new(device: Device, config: EngineConfig) -> Arc<Self> {
-        Arc::new(Self { device, config, arena: OnceLock::new(), window: Window::new() })
+        let (arena, window, presence) = (OnceLock::new(), Window::new(), Arc::new(()));
+        Arc::new(Self { device, config, arena, window, presence })
     }
 
     /// The device.
@@ -100,6 +103,12 @@ impl Engine {
     /// the last load's end; this is for who wants it gone now. True if nothing of it is left.
     pub fn release(&self, timeout: Duration) -> bool {
         self.window.release(timeout)
+    }
+
+    /// Dead once nothing is left of the engine. Its last reference may be a worker's, and then it takes the time to
+    /// release what is registered, in which the engine is nobody's any more.
+    pub fn presence(&self) -> Weak<()> {
+        Arc::downgrade(&self.presence)
     }
 
     /// Most page cache registered at one time so far.

@@ -14,6 +14,7 @@
 mod cache_layout;
 mod catalog;
 pub mod crc;
+pub mod dcp;
 mod digest;
 pub mod folder;
 pub mod index;

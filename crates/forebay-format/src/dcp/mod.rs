@@ -1,0 +1,9 @@
+//! Checkpoints of `torch.distributed.checkpoint` (DCP): `.metadata` and `.distcp` files.
+
+mod write;
+
+pub use write::{
+    FILE_ALIGN, FileLayout, GlueSource, ItemLayout, ItemSpec, KeyStep, LayoutOptions,
+    MetadataWriter, ObjectItem, PlacedItem, SMALL_ALIGN, Segment, StorageMeta, TensorProps,
+    TorchDtype, Value, plan_files,
+};

@@ -1,7 +1,8 @@
 //! The tensors of a model: what is in which file, and where.
 
+use crate::torch_zip::PlainObject;
 use forebay_error::{Code, Error, Result};
-use forebay_tensor::Dtype;
+use forebay_tensor::{Dtype, Region};
 use std::path::PathBuf;
 
 /// A kind of model file.
@@ -10,6 +11,12 @@ use std::path::PathBuf;
 pub enum Format {
     /// safetensors, one file or several.
     Safetensors,
+    /// Archives of `torch.save`, one file or several.
+    Torch,
+    /// A distributed checkpoint of torch (DCP).
+    Dcp,
+    /// A distributed checkpoint in safetensors files, as torch's Hugging Face storage writer makes them.
+    SafetensorsShards,
 }
 
 impl Format {
@@ -17,6 +24,9 @@ impl Format {
     pub fn name(self) -> &'static str {
         match self {
             Format::Safetensors => "safetensors",
+            Format::Torch => "torch",
+            Format::Dcp => "dcp",
+            Format::SafetensorsShards => "safetensors_shards",
         }
     }
 }
@@ -45,8 +55,46 @@ pub struct TensorEntry {
     pub file: usize,
     /// First byte in that file.
     pub offset: u64,
+    /// Bytes, row-major.
+    pub bytes: u64,
+    /// Where its elements are if they do not lie in one row-major run from `offset` on; they cover the tensor without
+    /// overlap, and `file` and `offset` are those of the first. Empty where they do.
+    pub pieces: Vec<Piece>,
+}
+
+/// A part of a tensor that is stored somewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Which part.
+    pub region: Region,
+    /// Which of the catalog's files holds it.
+    pub file: usize,
+    /// Its first element's first byte in that file.
+    pub offset: u64,
+    /// Elements from one to the next in each dimension; `None` where it lies row-major without gaps.
+    pub strides: Option<Vec<u64>>,
+}
+
+/// Bytes of a file whose CRC-32 the format keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// Which of the catalog's files.
+    pub file: usize,
+    /// First byte.
+    pub offset: u64,
     /// Bytes.
     pub bytes: u64,
+    /// CRC-32 (ISO-HDLC).
+    pub crc: u32,
+}
+
+/// A value that is no tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectEntry {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub object: PlainObject,
 }
 
 /// The tensors of a model and the files that hold them.
@@ -64,6 +112,10 @@ pub struct Catalog {
     pub files: Vec<CatalogFile>,
     /// The tensors in order of (file, offset), so that reading them in order reads each file once, forwards.
     pub tensors: Vec<TensorEntry>,
+    /// Values that are no tensors, in the order of the format.
+    pub objects: Vec<ObjectEntry>,
+    /// Bytes whose checksum is known, in order of (file, offset).
+    pub checks: Vec<Check>,
     /// What was accepted but is worth telling.
     pub warnings: Vec<String>,
     /// Places in `tensors`, sorted by name.
@@ -95,7 +147,18 @@ impl Catalog {
         }
         let has_metadata = metadata.is_some();
         let metadata = metadata.unwrap_or_default();
-        Ok(Self { format, metadata, has_metadata, files, tensors, warnings, by_name })
+        let (objects, checks) = (Vec::new(), Vec::new());
+        Ok(Self {
+            format,
+            metadata,
+            has_metadata,
+            files,
+            tensors,
+            objects,
+            checks,
+            warnings,
+            by_name,
+        })
     }
 
     /// The place of a tensor in [`tensors`](Self::tensors).

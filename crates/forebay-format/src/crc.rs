@@ -23,7 +23,7 @@ mod tests {
     #[test]
     fn the_check_value_and_joins() {
         assert_eq!(crc32(b"123456789"), 0xCBF4_3926);
-        let bytes: Vec<u8> = (0..100_000u32).map(|at| (at * 31 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..100_000u32).map(|at| ((at * 31) >> 3) as u8).collect();
         for cut in [0, 1, 4096, 65_537, bytes.len()] {
             let (first, second) = bytes.split_at(cut);
             let joined = crc32_join(crc32(first), crc32(second), second.len() as u64);

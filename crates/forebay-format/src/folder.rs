@@ -8,7 +8,9 @@
 //! 4. the one other index, `*.safetensors.index*.json`; several are an error;
 //! 5. all `*.safetensors` directly in the folder. A set `*-00001-of-00003.safetensors` must be whole. Files
 //!    `consolidated*.safetensors` hold the same model under other names: beside other files they count only if
-//!    `params.json` is there and `config.json` is not, the others only the other way round, and else it is an error.
+//!    `params.json` is there and `config.json` is not, the others only the other way round, and else it is an error;
+//! 6. where there are no safetensors files: `pytorch_model.bin.index.json`, then `pytorch_model.bin`. No other files of
+//!    torch.save: a folder may hold optimizers and training arguments beside the weights.
 //!
 //! Hidden files (`._model.safetensors` of macOS, temporary files of savers) are never considered, nor is what lies in
 //! folders below.
@@ -32,8 +34,9 @@ pub enum Choice {
 struct Listing {
     tensors: BTreeSet<String>,
     indexes: BTreeSet<String>,
-    /// Files of formats that are not read.
+    /// Files of formats that are not read, or not without being named.
     foreign: BTreeSet<String>,
+    has_torch_index: bool,
     has_config: bool,
     has_params: bool,
 }
@@ -41,6 +44,8 @@ struct Listing {
 const SUFFIX: &str = ".safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
+const TORCH_INDEX: &str = "pytorch_model.bin.index.json";
+const TORCH_SINGLE: &str = "pytorch_model.bin";
 const USUAL: [(&str, &str); 2] = [
     (INDEX, SINGLE),
     ("diffusion_pytorch_model.safetensors.index.json", "diffusion_pytorch_model.safetensors"),
@@ -58,11 +63,18 @@ pub(crate) fn is_index(name: &str) -> bool {
         && (name.contains(".safetensors.index.") || name.ends_with(".index.json"))
 }
 
+/// Whether a name is one that files of torch.save have.
+pub(crate) fn is_torch(name: &str) -> bool {
+    let suffix = name.rsplit_once('.').map(|(_, suffix)| suffix);
+    matches!(suffix, Some("bin" | "pt" | "pth" | "ckpt"))
+}
+
 /// What a name says about a format that is not read, if it does.
 pub(crate) fn foreign_kind(name: &str) -> Option<&'static str> {
     let (_, suffix) = name.rsplit_once('.')?;
     match suffix {
-        "bin" | "pt" | "pth" | "ckpt" | "pkl" | "pickle" => Some("a PyTorch pickle"),
+        _ if is_torch(name) => Some("a PyTorch pickle"),
+        "pkl" | "pickle" => Some("a bare pickle"),
         "distcp" | "metadata" => Some("part of a PyTorch distributed checkpoint"),
         "gguf" | "ggml" => Some("GGUF"),
         "onnx" => Some("ONNX"),
@@ -74,9 +86,10 @@ pub(crate) fn foreign_kind(name: &str) -> Option<&'static str> {
     }
 }
 
-/// Fails unless a file that an index or a folder lists is a safetensors file by its name.
-pub(crate) fn check_suffix(name: &str) -> Result<()> {
-    if name.ends_with(SUFFIX) {
+/// Fails unless a file that the index of this name lists is of the index's kind by its name.
+pub(crate) fn check_suffix(index: &str, name: &str) -> Result<()> {
+    let torch = !index.contains(SUFFIX) && is_torch(name);
+    if name.ends_with(SUFFIX) || torch {
         return Ok(());
     }
     let kind = foreign_kind(name).unwrap_or("of no known kind");
@@ -96,6 +109,7 @@ fn list(folder: &Path) -> Result<Listing> {
             _ if name.starts_with('.') => {}
             "config.json" => listing.has_config = true,
             "params.json" => listing.has_params = true,
+            TORCH_INDEX => listing.has_torch_index = true,
             _ if name.ends_with(SUFFIX) => drop(listing.tensors.insert(name)),
             _ if is_index(&name) && name.contains(SUFFIX) => drop(listing.indexes.insert(name)),
             _ if name.ends_with(".json") => {}
@@ -130,11 +144,21 @@ fn choose(listing: &Listing) -> Result<(Choice, Vec<String>)> {
         (None, _) => {}
     }
     if listing.tensors.is_empty() {
-        return Err(nothing(listing));
+        return torch_choice(listing).map(|choice| (choice, Vec::new()));
     }
     let (files, warnings) = one_layout(listing)?;
     check_whole(&files)?;
     Ok((Choice::Files(files), warnings))
+}
+
+fn torch_choice(listing: &Listing) -> Result<Choice> {
+    match listing.has_torch_index {
+        true => Ok(Choice::Index(TORCH_INDEX.to_owned())),
+        false if listing.foreign.contains(TORCH_SINGLE) => {
+            Ok(Choice::Files(vec![TORCH_SINGLE.to_owned()]))
+        }
+        false => Err(nothing(listing)),
+    }
 }
 
 fn nothing(listing: &Listing) -> Error {
@@ -151,8 +175,11 @@ fn nothing(listing: &Listing) -> Error {
         .map(|(kind, name)| format!("{} ({kind})", crate::text::quoted(name)))
         .collect();
     let what = format!("folder holds no safetensors files, it holds {}", found.join(", "));
-    Error::new(Code::UnknownFormat, what)
-        .hint("convert the model to safetensors; pickles are never executed here")
+    let error = Error::new(Code::UnknownFormat, what);
+    match listing.foreign.iter().any(|name| is_torch(name)) {
+        true => error.hint("name the file of torch.save that you mean"),
+        false => error.hint("convert the model to safetensors; pickles are never executed here"),
+    }
 }
 
 /// Drops the second copy of a model that comes in two layouts.
@@ -284,6 +311,16 @@ mod tests {
     }
 
     #[test]
+    fn weights_of_torch_count_where_there_are_no_others() {
+        assert_eq!(files(&[TORCH_SINGLE, "optimizer.pt"]), [TORCH_SINGLE]);
+        assert_eq!(index(&[TORCH_SINGLE, TORCH_INDEX]), TORCH_INDEX);
+        assert_eq!(files(&[TORCH_SINGLE, TORCH_INDEX, SINGLE]), [SINGLE]);
+        assert_eq!(code(&["optimizer.pt"]), Code::UnknownFormat);
+        assert!(check_suffix(TORCH_INDEX, "pytorch_model-00001-of-00002.bin").is_ok());
+        assert!(check_suffix(INDEX, "pytorch_model-00001-of-00002.bin").is_err());
+    }
+
+    #[test]
     fn one_of_two_layouts() {
         let (hf, mistral) = ("model-00001-of-00001.safetensors", "consolidated.safetensors");
         assert_eq!(files(&[mistral]), [mistral]);
@@ -309,12 +346,9 @@ mod tests {
 
     #[test]
     fn other_formats_are_named() {
-        let error = decide_among(&["pytorch_model.bin", "x.gguf", "config.json"]).unwrap_err();
+        let error = decide_among(&["optimizer.bin", "x.gguf", "config.json"]).unwrap_err();
         assert_eq!(error.code(), Code::UnknownFormat);
-        assert!(
-            error.what().contains("pytorch_model.bin") && error.what().contains("GGUF"),
-            "{error}"
-        );
+        assert!(error.what().contains("optimizer.bin") && error.what().contains("GGUF"), "{error}");
         assert_eq!(code(&[]), Code::UnknownFormat);
         let dcp = decide_among(&[".metadata", "__0_0.distcp"]).unwrap_err();
         assert!(dcp.what().contains("distributed checkpoint"), "{dcp}");

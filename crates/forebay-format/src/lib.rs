@@ -21,15 +21,20 @@ pub mod index;
 mod model;
 mod open_file;
 mod parallel;
+mod pieces;
 pub mod pickle;
 pub mod safetensors;
 mod save;
+pub mod strided;
 mod text;
+mod torch_file;
+pub mod torch_zip;
 
-pub use catalog::{Catalog, CatalogFile, Format, TensorEntry};
+pub use catalog::{Catalog, CatalogFile, Check, Format, ObjectEntry, Piece, TensorEntry};
 pub use digest::{hex, sha256_extent};
 pub use model::{Model, open_files, open_model};
 pub use open_file::{Identity, OpenFile};
+pub use pieces::{Placed, read_tensor, sha256_tensor, verify_checks};
 pub use save::{
     AtomicFile, Durability, DurableFile, ModelSave, Saved, Shard, ShardPlan, clean_stale_temps,
     index_json, shard_layout,

@@ -1,12 +1,13 @@
 //! Opening a model: from a path to a catalog and open files.
 
-use crate::catalog::{Catalog, CatalogFile, Format, TensorEntry};
+use crate::catalog::{Catalog, CatalogFile, Check, Format, ObjectEntry, TensorEntry};
 use crate::folder::{self, Choice};
 use crate::index::{Index, MAX_FILES};
 use crate::open_file::OpenFile;
 use crate::parallel;
 use crate::safetensors::{Header, read_header_gated};
 use crate::text::{listed, quoted, shown};
+use crate::torch_file::{self, TorchFile};
 use forebay_error::{Code, Error, Result};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -31,8 +32,31 @@ impl Model {
     }
 }
 
-/// Opens the model at a path: a safetensors file (whatever its name, unless the name is that of another format), an
-/// index, or a folder (see [`crate::folder`]).
+/// What the header of one file says.
+enum Contents {
+    Safetensors(Header),
+    Torch(TorchFile),
+}
+
+impl Contents {
+    fn format(&self) -> Format {
+        match self {
+            Contents::Safetensors(_) => Format::Safetensors,
+            Contents::Torch(_) => Format::Torch,
+        }
+    }
+
+    /// Reads what a file holds. Archives are known by their first bytes, and those that should be archives by name.
+    fn read(name: &str, file: &OpenFile, gate: &Mutex<()>) -> Result<Self> {
+        if folder::is_torch(name) || torch_file::is_archive(file)? {
+            return torch_file::read(file).map(Contents::Torch);
+        }
+        read_header_gated(file, gate).map(Contents::Safetensors)
+    }
+}
+
+/// Opens the model at a path: a safetensors file (whatever its name, unless the name is that of another format), a file
+/// of `torch.save`, an index, or a folder (see [`crate::folder`]).
 pub fn open_model(path: &Path) -> Result<Model> {
     let stat =
         std::fs::metadata(path).map_err(|error| Error::io("cannot open", error).at(shown(path)))?;
@@ -67,9 +91,11 @@ pub fn open_files(paths: &[PathBuf]) -> Result<Model> {
     }
     let named = paths.iter().map(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if let Some(kind) = folder::foreign_kind(&name) {
-            let error =
-                Error::new(Code::UnknownFormat, format!("is {kind}, safetensors is what is read"));
+        if let Some(kind) = folder::foreign_kind(&name).filter(|_| !folder::is_torch(&name)) {
+            let error = Error::new(
+                Code::UnknownFormat,
+                format!("is {kind}, safetensors and torch.save are what is read"),
+            );
             return Err(error.at(shown(path)));
         }
         Ok((path.clone(), name))
@@ -83,11 +109,14 @@ fn open_union(named: Vec<(PathBuf, String)>) -> Result<Model> {
         parallel::map(&named, |(path, _)| OpenFile::open(path)).into_iter().collect();
     let opened = opened?;
     let gate = Mutex::new(());
-    let headers = parallel::map(&opened, |file| read_header_gated(file, &gate));
+    let jobs: Vec<_> = named.iter().zip(&opened).collect();
+    let read =
+        |((_, name), file): &(&(PathBuf, String), &OpenFile)| Contents::read(name, file, &gate);
+    let contents = parallel::map(&jobs, read);
     let names = named.into_iter().map(|(_, name)| name);
     let mut parts = Parts::default();
-    for ((name, file), header) in names.zip(opened).zip(headers) {
-        parts.add(name, file, header?);
+    for ((name, file), contents) in names.zip(opened).zip(contents) {
+        parts.add(name, file, contents?)?;
     }
     parts.finish(Vec::new())
 }
@@ -96,8 +125,9 @@ fn open_union(named: Vec<(PathBuf, String)>) -> Result<Model> {
 fn open_index(path: &Path) -> Result<Model> {
     let index = Index::read(&OpenFile::open(path)?)?;
     let folder = path.parent().unwrap_or(Path::new(""));
+    let own = path.file_name().unwrap_or_default().to_string_lossy();
     for file in &index.files {
-        folder::check_suffix(&file.name).map_err(|error| error.at(shown(path)))?;
+        folder::check_suffix(&own, &file.name).map_err(|error| error.at(shown(path)))?;
     }
     let opened = open_listed(&index, path, folder)?;
     let named: HashSet<&str> =
@@ -105,15 +135,15 @@ fn open_index(path: &Path) -> Result<Model> {
     let gate = Mutex::new(());
     let jobs: Vec<_> = opened.iter().zip(&index.files).collect();
     let headers = parallel::map(&jobs, |(file, listed)| {
-        let header = read_header_gated(file, &gate)?;
-        pick(header, &listed.tensors, &named).map_err(|error| error.at(shown(&file.path)))
+        let contents = Contents::read(&listed.name, file, &gate)?;
+        pick(contents, &listed.tensors, &named).map_err(|error| error.at(shown(&file.path)))
     });
     let mut parts = Parts::default();
     let mut unlisted = Vec::new();
     for ((listed, file), picked) in index.files.iter().zip(opened).zip(headers) {
-        let (header, left) = picked?;
+        let (contents, left) = picked?;
         unlisted.extend(left);
-        parts.add(listed.name.clone(), file, header);
+        parts.add(listed.name.clone(), file, contents)?;
     }
     let mut warnings = Vec::new();
     if !unlisted.is_empty() {
@@ -153,28 +183,32 @@ fn open_listed(index: &Index, path: &Path, folder: &Path) -> Result<Vec<OpenFile
     Err(error.hint("download or copy the missing files"))
 }
 
-/// Keeps the tensors of a header that the index gives to its file; the second value is names that it gives to none.
+/// Keeps the tensors of a file that the index gives to it; the second value is names that it gives to none.
 fn pick(
-    mut header: Header,
+    mut contents: Contents,
     wanted: &[String],
     named: &HashSet<&str>,
-) -> Result<(Header, Vec<String>)> {
+) -> Result<(Contents, Vec<String>)> {
     let mut unlisted = Vec::new();
-    let is_wanted =
-        |name: &str| wanted.binary_search_by(|listed| listed.as_str().cmp(name)).is_ok();
-    header.tensors.retain(|tensor| {
-        let keep = is_wanted(&tensor.name);
-        if !keep && !named.contains(tensor.name.as_str()) {
-            unlisted.push(tensor.name.clone());
+    let mut held = HashSet::new();
+    let mut keep = |name: &str| {
+        let keep = wanted.binary_search_by(|listed| listed.as_str().cmp(name)).is_ok();
+        if keep {
+            held.insert(name.to_owned());
+        } else if !named.contains(name) {
+            unlisted.push(name.to_owned());
         }
         keep
-    });
-    if header.tensors.len() == wanted.len() {
-        return Ok((header, unlisted));
+    };
+    match &mut contents {
+        Contents::Safetensors(header) => header.tensors.retain(|tensor| keep(&tensor.name)),
+        Contents::Torch(file) => file.tensors.retain(|tensor| keep(&tensor.name)),
     }
-    let held: HashSet<&str> = header.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    if held.len() == wanted.len() {
+        return Ok((contents, unlisted));
+    }
     let absent: Vec<&str> =
-        wanted.iter().map(String::as_str).filter(|name| !held.contains(name)).collect();
+        wanted.iter().map(String::as_str).filter(|name| !held.contains(*name)).collect();
     let what = match absent.as_slice() {
         [name] => {
             format!("the index gives tensor {} to a file that does not hold it", quoted(name))
@@ -194,22 +228,39 @@ fn pick(
 /// A catalog in the making.
 #[derive(Default)]
 struct Parts {
+    format: Option<Format>,
     metadata: Option<Vec<(String, String)>>,
     catalog: Vec<CatalogFile>,
     files: Vec<Arc<OpenFile>>,
     tensors: Vec<TensorEntry>,
+    objects: Vec<ObjectEntry>,
+    checks: Vec<Check>,
     warnings: Vec<String>,
 }
 
 impl Parts {
-    fn add(&mut self, name: String, file: OpenFile, header: Header) {
+    fn add(&mut self, name: String, file: OpenFile, contents: Contents) -> Result<()> {
         let place = self.files.len();
+        let format = contents.format();
+        if *self.format.get_or_insert(format) != format {
+            let what = "the files of one model are of two formats";
+            return Err(Error::new(Code::Unsupported, what).at(shown(&file.path)));
+        }
+        let warnings = match contents {
+            Contents::Safetensors(header) => self.add_header(place, header),
+            Contents::Torch(torch) => self.add_torch(place, torch),
+        };
+        self.warnings
+            .extend(warnings.into_iter().map(|warning| format!("{}: {warning}", quoted(&name))));
+        self.catalog.push(CatalogFile { name, path: file.path.clone(), size: file.size() });
+        self.files.push(Arc::new(file));
+        Ok(())
+    }
+
+    fn add_header(&mut self, place: usize, header: Header) -> Vec<String> {
         if place == 0 {
             self.metadata = header.metadata;
         }
-        self.warnings.extend(
-            header.warnings.into_iter().map(|warning| format!("{}: {warning}", quoted(&name))),
-        );
         self.tensors.extend(header.tensors.into_iter().map(|tensor| TensorEntry {
             name: tensor.name,
             dtype: tensor.dtype,
@@ -217,20 +268,33 @@ impl Parts {
             file: place,
             offset: header.data_start + tensor.begin,
             bytes: tensor.end - tensor.begin,
+            pieces: Vec::new(),
         }));
-        self.catalog.push(CatalogFile { name, path: file.path.clone(), size: file.size() });
-        self.files.push(Arc::new(file));
+        header.warnings
+    }
+
+    fn add_torch(&mut self, place: usize, torch: TorchFile) -> Vec<String> {
+        self.tensors.extend(torch.tensors.into_iter().map(|mut tensor| {
+            tensor.file = place;
+            tensor.pieces.iter_mut().for_each(|piece| piece.file = place);
+            tensor
+        }));
+        self.checks.extend(torch.checks.into_iter().map(|check| Check { file: place, ..check }));
+        self.objects.extend(torch.objects);
+        torch.warnings
     }
 
     fn finish(mut self, warnings: Vec<String>) -> Result<Model> {
         self.warnings.extend(warnings);
-        let catalog = Catalog::new(
-            Format::Safetensors,
+        let mut catalog = Catalog::new(
+            self.format.unwrap_or(Format::Safetensors),
             self.metadata,
             self.catalog,
             self.tensors,
             self.warnings,
         )?;
+        catalog.objects = self.objects;
+        catalog.checks = self.checks;
         Ok(Model { catalog, files: self.files })
     }
 }

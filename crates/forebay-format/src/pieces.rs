@@ -1,0 +1,304 @@
+//! Tensors that lie in pieces: which bytes of which file go where in a row-major target, and how to read them without
+//! the engine.
+
+use crate::catalog::{Catalog, TensorEntry};
+use crate::open_file::OpenFile;
+use crate::strided::{Gather, row_major, walk};
+use crate::torch_zip::buffer;
+use forebay_error::{Code, Error, Result};
+use forebay_tensor::Region;
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+
+/// Bytes of a tensor that are assembled at a time. Rows of a transposed tensor of 16,384 columns of two bytes come in
+/// runs of 4 KiB then.
+const SLAB_BYTES: u64 = 64 << 20;
+
+/// Bytes read at a time.
+const READ_BYTES: u64 = 1 << 20;
+
+/// Gaps up to this are read through.
+const GAP_BYTES: u64 = 16 << 10;
+
+/// A part of a copy: from a place in a file to a place in the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placed {
+    /// Which of the catalog's files.
+    pub file: usize,
+    /// Byte of the file where the first run starts.
+    pub from: u64,
+    /// Byte of the target where it goes.
+    pub to: u64,
+    /// The runs.
+    pub gather: Gather,
+}
+
+impl TensorEntry {
+    /// The copies that make a region of the tensor, row-major; `None` is all of it. For a tensor in pieces.
+    ///
+    /// Errors: `unsupported` for elements below a byte, `overflow` where a place leaves 64 bits.
+    pub fn gathers(&self, region: Option<&Region>) -> Result<Vec<Placed>> {
+        let whole = Region::whole(&self.shape);
+        let region = region.unwrap_or(&whole);
+        let target = row_major(&region.sizes);
+        let bits = self.dtype.bits();
+        if !bits.is_multiple_of(8) {
+            let what = format!("pieces of elements of {bits} bits are not read");
+            return Err(Error::new(Code::Unsupported, what));
+        }
+        let element = bits / 8;
+        let overflow = || Error::new(Code::Overflow, "a place in a tensor leaves 64 bits");
+        let mut placed = Vec::new();
+        for piece in &self.pieces {
+            let Some(shared) = piece.region.intersect(region).filter(|shared| !shared.is_empty())
+            else {
+                continue;
+            };
+            let plain;
+            let strides = match &piece.strides {
+                Some(strides) => strides,
+                None => {
+                    plain = row_major(&piece.region.sizes);
+                    &plain
+                }
+            };
+            let start = |outer: &Region, strides: &[u64]| {
+                let steps = shared.offsets.iter().zip(&outer.offsets).zip(strides);
+                steps
+                    .map(|((&at, &corner), &stride)| (at - corner).checked_mul(stride))
+                    .try_fold(0_u64, |sum, step| sum.checked_add(step?))
+                    .and_then(|elements| elements.checked_mul(element))
+            };
+            let gather = Gather::new(element, &shared.sizes, strides, &target)?;
+            let from = start(&piece.region, strides).and_then(|at| at.checked_add(piece.offset));
+            let from = from.ok_or_else(overflow)?;
+            gather.span().and_then(|span| span.checked_add(from)).ok_or_else(overflow)?;
+            let to = start(region, &target).ok_or_else(overflow)?;
+            placed.push(Placed { file: piece.file, from, to, gather });
+        }
+        Ok(placed)
+    }
+
+    /// The files that hold it, and the bytes of each that it can touch: (file, first byte, byte after the last).
+    pub fn extents(&self) -> Result<Vec<(usize, u64, u64)>> {
+        if self.pieces.is_empty() {
+            return Ok(vec![(self.file, self.offset, self.offset.saturating_add(self.bytes))]);
+        }
+        let extent = |placed: &Placed| {
+            let span = placed.gather.span().unwrap_or(u64::MAX);
+            (placed.file, placed.from, placed.from.saturating_add(span))
+        };
+        Ok(self.gathers(None)?.iter().map(extent).collect())
+    }
+}
+
+/// A tensor's row-major bytes, handed over one after another in bounded memory.
+pub fn read_tensor(
+    files: &[Arc<OpenFile>],
+    entry: &TensorEntry,
+    mut each: impl FnMut(&[u8]) -> Result<()>,
+) -> Result<()> {
+    if entry.pieces.is_empty() {
+        let file = file_of(files, entry.file)?;
+        let mut piece = buffer(entry.bytes.min(READ_BYTES))?;
+        let mut done = 0;
+        while done < entry.bytes {
+            let len = (entry.bytes - done).min(READ_BYTES) as usize;
+            let Some(part) = piece.get_mut(..len) else { break };
+            file.read_exact_at(part, entry.offset.saturating_add(done))?;
+            each(part)?;
+            done += len as u64;
+        }
+        return Ok(());
+    }
+    let element = entry.dtype.bits() / 8;
+    for slab in slabs(&entry.shape, element) {
+        let mut bytes = buffer(slab.elements().saturating_mul(element))?;
+        for placed in entry.gathers(Some(&slab))? {
+            read_placed(file_of(files, placed.file)?, &placed, &mut bytes)?;
+        }
+        each(&bytes)?;
+    }
+    Ok(())
+}
+
+/// SHA-256 of a tensor's row-major bytes.
+pub fn sha256_tensor(files: &[Arc<OpenFile>], entry: &TensorEntry) -> Result<[u8; 32]> {
+    let mut hasher = Sha256::new();
+    read_tensor(files, entry, |bytes| {
+        hasher.update(bytes);
+        Ok(())
+    })?;
+    Ok(hasher.finalize().into())
+}
+
+/// Compares checksums of a catalog with the files; `which` says of which. Names the file and the byte where one differs.
+pub fn verify_checks(
+    catalog: &Catalog,
+    files: &[Arc<OpenFile>],
+    which: impl Fn(usize) -> bool + Sync,
+) -> Result<u64> {
+    let picked: Vec<_> =
+        catalog.checks.iter().enumerate().filter(|(index, _)| which(*index)).collect();
+    let results = crate::parallel::map(&picked, |(_, check)| {
+        let file = file_of(files, check.file)?;
+        let found = crate::torch_zip::crc_of(file.as_ref(), check.offset, check.bytes)?;
+        if found == check.crc {
+            return Ok(check.bytes);
+        }
+        let what = format!(
+            "the {} bytes from byte {} on have the CRC-32 {found:08x}, {:08x} is what was saved",
+            check.bytes, check.offset, check.crc
+        );
+        let names = touching(catalog, check.file, check.offset, check.bytes);
+        let place = format!("{}{names}", crate::text::shown(&file.path));
+        Err(Error::new(Code::Checksum, what).at(place))
+    });
+    results.into_iter().try_fold(0_u64, |sum, bytes| Ok(sum.saturating_add(bytes?)))
+}
+
+/// `, tensor "a"`: the tensors that lie in these bytes.
+fn touching(catalog: &Catalog, file: usize, offset: u64, bytes: u64) -> String {
+    let end = offset.saturating_add(bytes);
+    let touches = |entry: &&TensorEntry| {
+        entry.extents().is_ok_and(|extents| {
+            extents.iter().any(|&(of, start, stop)| of == file && start < end && stop > offset)
+        })
+    };
+    let names: Vec<&str> =
+        catalog.tensors.iter().filter(touches).map(|entry| entry.name.as_str()).collect();
+    match names.as_slice() {
+        [] => String::new(),
+        [name] => format!(", tensor {}", crate::text::quoted(name)),
+        names => format!(", tensors {}", crate::text::listed(names.iter().copied(), 5)),
+    }
+}
+
+fn file_of(files: &[Arc<OpenFile>], file: usize) -> Result<&Arc<OpenFile>> {
+    files.get(file).ok_or_else(|| Error::new(Code::Internal, "a tensor without a file"))
+}
+
+/// Reads the runs of a copy into a target. Rows that lie close together are read at once.
+fn read_placed(file: &OpenFile, placed: &Placed, target: &mut [u8]) -> Result<()> {
+    let (outer, rows, run) = placed.gather.clone().split_rows();
+    if run == 0 {
+        return Ok(());
+    }
+    // Rows a read; one where the gaps are wide.
+    let together = match rows.from.saturating_sub(run) <= GAP_BYTES {
+        true => (READ_BYTES.saturating_sub(run) / rows.from.max(1) + 1).min(rows.count),
+        false => 1,
+    };
+    let mut scratch = Vec::new();
+    let mut result = Ok(());
+    walk(&outer, |from, to| {
+        if result.is_ok() {
+            let (from, to) = (placed.from + from, placed.to + to);
+            result = read_rows(file, (from, to), &rows, run, together, &mut scratch, target);
+        }
+    });
+    result
+}
+
+/// Reads rows of `run` bytes, `together` at a time.
+fn read_rows(
+    file: &OpenFile,
+    (from, to): (u64, u64),
+    rows: &crate::strided::Loop,
+    run: u64,
+    together: u64,
+    scratch: &mut Vec<u8>,
+    target: &mut [u8],
+) -> Result<()> {
+    let short = || Error::new(Code::Internal, "a strided copy leaves its target");
+    let mut row = 0;
+    while row < rows.count {
+        let count = together.min(rows.count - row);
+        let (at, place) = (from + row * rows.from, to + row * rows.to);
+        if count == 1 {
+            let end = place.checked_add(run).ok_or_else(short)?;
+            let into = target.get_mut(place as usize..end as usize).ok_or_else(short)?;
+            file.read_exact_at(into, at)?;
+        } else {
+            let span = (count - 1) * rows.from + run;
+            scratch.resize(span as usize, 0);
+            file.read_exact_at(scratch, at)?;
+            let inner = crate::strided::Loop { count, ..*rows };
+            let into = target.get_mut(place as usize..).ok_or_else(short)?;
+            Gather { run, loops: vec![inner] }.copy(scratch, into)?;
+        }
+        row += count;
+    }
+    Ok(())
+}
+
+/// Boxes that follow one another row-major and make up the tensor, each of at most [`SLAB_BYTES`].
+fn slabs(shape: &[u64], element: u64) -> Vec<Region> {
+    if shape.contains(&0) {
+        return Vec::new();
+    }
+    // The first dimension whose rows fit.
+    let row_bytes = |dim: usize| {
+        shape.iter().skip(dim + 1).fold(element, |bytes, &side| bytes.saturating_mul(side))
+    };
+    let Some(dim) = (0..shape.len()).find(|&dim| row_bytes(dim) <= SLAB_BYTES) else {
+        return vec![Region::whole(shape)];
+    };
+    let rows = (SLAB_BYTES / row_bytes(dim)).max(1);
+    let mut slabs = Vec::new();
+    let mut corner = vec![0_u64; shape.len()];
+    loop {
+        let mut region = Region::whole(shape);
+        for (place, side) in region.sizes.iter_mut().take(dim).enumerate() {
+            *side = 1;
+            if let Some(offset) = region.offsets.get_mut(place) {
+                *offset = corner.get(place).copied().unwrap_or(0);
+            }
+        }
+        let side = shape.get(dim).copied().unwrap_or(1);
+        let mut row = 0;
+        while row < side {
+            let mut slab = region.clone();
+            if let (Some(offset), Some(size)) = (slab.offsets.get_mut(dim), slab.sizes.get_mut(dim))
+            {
+                (*offset, *size) = (row, rows.min(side - row));
+            }
+            slabs.push(slab);
+            row += rows;
+        }
+        let mut more = false;
+        for (at, &side) in corner.iter_mut().zip(shape).take(dim).rev() {
+            *at += 1;
+            if *at < side {
+                more = true;
+                break;
+            }
+            *at = 0;
+        }
+        if !more {
+            return slabs;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slabs_cover_in_order() {
+        let whole = |shape: &[u64]| slabs(shape, 4).len();
+        assert_eq!((whole(&[]), whole(&[3, 4]), whole(&[0, 4])), (1, 1, 0));
+        let rows = slabs(&[5, 8 << 20], 4);
+        assert_eq!(rows.iter().map(|slab| slab.sizes[0]).collect::<Vec<_>>(), [2, 2, 1]);
+        let deep = slabs(&[2, 1, 3, 16 << 20], 4);
+        assert_eq!(deep.len(), 6);
+        assert_eq!(deep[4].offsets, [1, 0, 1, 0]);
+        assert_eq!(deep.iter().map(Region::elements).sum::<u64>(), 2 * 3 * (16 << 20));
+        let long = slabs(&[40 << 20], 4);
+        assert_eq!(
+            long.iter().map(|slab| slab.offsets[0]).collect::<Vec<_>>(),
+            [0, 16 << 20, 32 << 20]
+        );
+    }
+}

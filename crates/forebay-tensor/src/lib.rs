@@ -19,16 +19,37 @@
 //! # Ok::<(), forebay_error::Error>(())
 //! ```
 //!
+//! The rest is what distributed checkpoints add. A [`Layout`] says which regions each rank holds, a [`Tiling`] who
+//! holds what on a mesh; [`check_cover`] proves that pieces make up a tensor, [`ChunkIndex`] finds those that a wanted region
+//! meets, [`copy_runs`] says which of their bytes go where, and [`assign_writers`] who writes what several ranks hold.
+//!
 //! Sizes are `u64` throughout and every product is checked, because shapes come from files. All arithmetic is in
 //! bits until the last step: formats have elements of four and six bits, and a box of those that does not start or
 //! end on a byte is an error, never rounded.
 
+mod copy;
+mod cover;
 mod dtype;
+mod held;
+mod index;
+mod layout;
+mod local;
+mod mesh;
 mod region;
 mod runs;
+mod share;
 mod size;
+mod tiling;
 
+pub use copy::{CopyDim, CopyRows, CopyRuns, Strides, copy_runs, copy_runs_strided};
+pub use cover::{Repeats, check_cover};
 pub use dtype::Dtype;
+pub use index::{ChunkIndex, Intersections};
+pub use layout::{Layout, MeshLayout, Placement};
+pub use local::{LocalShard, ShardPiece};
+pub use mesh::{MAX_DIMS, Mesh};
 pub use region::Region;
 pub use runs::{ByteRuns, RunIter, StridedDim, byte_runs};
+pub use share::{Replicated, SMALL_BYTES, assign_writers};
 pub use size::{ShowShape, byte_len, element_count};
+pub use tiling::{Tile, Tiles, Tiling};

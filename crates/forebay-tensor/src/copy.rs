@@ -101,8 +101,8 @@ pub struct CopyRows {
 /// What to copy from the row-major bytes of `chunk` to those of `wanted`, both regions of one tensor; `None` where they
 /// share no element.
 ///
-/// Fails with `bad_slice` where they differ in the number of dimensions, with `misaligned` where runs of a sub-byte type
-/// do not fall on bytes, with `overflow` where the bits of one of them leave 64 bits.
+/// Fails with `bad_slice` where they differ in the number of dimensions, with `misaligned` where runs of a sub-byte
+/// type do not fall on bytes, with `overflow` where the bits of one of them leave 64 bits.
 pub fn copy_runs(dtype: Dtype, chunk: &Region, wanted: &Region) -> Result<Option<CopyRuns>> {
     byte_len(dtype, &[chunk.elements()])?;
     copy_runs_strided(dtype, chunk, &Strides::row_major(&chunk.sizes), wanted)

@@ -32,9 +32,10 @@ pub enum Repeats {
 /// Checks that the pieces lie inside a tensor of this shape, do not overlap and leave nothing out. Pieces without
 /// elements are fine anywhere inside; a tensor without dimensions is one piece without dimensions.
 ///
-/// Errors: `out_of_bounds` names the piece; `overlap` names two pieces, by their numbers from 0 on, that share the first
-/// element held twice; `hole` names a box, as long as it gets, from the first element that no piece holds. `unsupported`
-/// for over [`MAX_DIMS`] dimensions, 2^32 - 1 pieces, and pieces more irregular than the opening of this module allows.
+/// Errors: `out_of_bounds` names the piece; `overlap` names two pieces, by their numbers from 0 on, that share the
+/// first element held twice; `hole` names a box, as long as it gets, from the first element that no piece holds.
+/// `unsupported` for over [`MAX_DIMS`] dimensions, 2^32 - 1 pieces, and pieces more irregular than the opening of this
+/// module allows.
 pub fn check_cover<'a, I>(shape: &[u64], pieces: I, repeats: Repeats) -> Result<()>
 where
     I: IntoIterator<Item = &'a Region>,

@@ -26,8 +26,8 @@ pub struct ChunkIndex {
 impl ChunkIndex {
     /// An index over chunks, which are numbered from 0 on. They may overlap; those without elements are never found.
     ///
-    /// Fails with `out_of_bounds` where a chunk leaves the shape, with `unsupported` for over [`MAX_DIMS`] dimensions or
-    /// 2^32 - 1 chunks.
+    /// Fails with `out_of_bounds` where a chunk leaves the shape, with `unsupported` for over [`MAX_DIMS`] dimensions
+    /// or 2^32 - 1 chunks.
     pub fn build<'a>(shape: &[u64], chunks: impl IntoIterator<Item = &'a Region>) -> Result<Self> {
         let dims = shape.len();
         if dims > MAX_DIMS {

@@ -6,8 +6,8 @@
 //! - `Shard(d)` cuts dimension `d` as `torch.chunk` does: ceil(n / parts) for each, so that later ranks may have fewer
 //!   or none. Two mesh dimensions may cut one dimension of the tensor.
 //! - `StridedShard` cuts first into `split_factor` pieces, then each piece; a rank holds its part of every piece. FSDP2
-//!   over tensor parallelism uses it: there the *right* mesh dimension cuts first, and `[StridedShard(0, tp), Shard(0)]`
-//!   says so to software that goes from left to right.
+//!   over tensor parallelism uses it: there the *right* mesh dimension cuts first, and
+//!   `[StridedShard(0, tp), Shard(0)]` says so to software that goes from left to right.
 //! - `Replicate` cuts nothing.
 //!
 //! The trick of `StridedShard` is exact only where everything divides evenly. Nine rows over dp = 4, tp = 2: FSDP2

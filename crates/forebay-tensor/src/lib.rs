@@ -20,8 +20,9 @@
 //! ```
 //!
 //! The rest is what distributed checkpoints add. A [`Layout`] says which regions each rank holds, a [`Tiling`] who
-//! holds what on a mesh; [`check_cover`] proves that pieces make up a tensor, [`ChunkIndex`] finds those that a wanted region
-//! meets, [`copy_runs`] says which of their bytes go where, and [`assign_writers`] who writes what several ranks hold.
+//! holds what on a mesh; [`check_cover`] proves that pieces make up a tensor, [`ChunkIndex`] finds those that a wanted
+//! region meets, [`copy_runs`] says which of their bytes go where, and [`assign_writers`] who writes what several ranks
+//! hold.
 //!
 //! Sizes are `u64` throughout and every product is checked, because shapes come from files. All arithmetic is in
 //! bits until the last step: formats have elements of four and six bits, and a box of those that does not start or

@@ -1,0 +1,455 @@
+//! The reader: opens a manifest and reads of it only what is asked for.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forebay_engine::{RangeSource, read_exact_at};
+use forebay_error::{Code, Error, Result};
+use forebay_format::crc::crc32;
+use forebay_format::hex;
+use forebay_tensor::{Dtype, Region, Tiling};
+use sha2::{Digest, Sha256};
+
+use super::head::{EAGER, Header, Id, MAX_HEADER_BYTES};
+use super::holders::{Held, ListPlace, decode_regions, decode_replicas};
+use super::index::{self, PartEntry};
+use super::info::Info;
+use super::loaded::{Cache, LoadedPart};
+use super::meshes;
+use super::part::{Part, PartFile};
+use super::rows::RowReader;
+use super::structure::Structure;
+use super::value::{Named, Tensor, Value, shown};
+use super::wire::Take;
+use crate::model::{Chunk, DataFile, Entry, Kind};
+
+/// Bytes that are read first: most manifests of small jobs are no longer.
+const FIRST_READ_BYTES: u64 = 64 << 10;
+
+/// An open manifest. Can be used from many threads at once.
+pub struct Manifest {
+    source: Arc<dyn RangeSource>,
+    name: String,
+    header: Header,
+    info: Info,
+    table: Structure,
+    held: Vec<Held>,
+    /// Of each value of the ranks' common structure its place in the table.
+    shared: Vec<u32>,
+    parts: Vec<PartEntry>,
+    seal: [u8; 32],
+    cache: Mutex<Cache>,
+    tilings: Mutex<HashMap<(u32, Vec<u64>), Arc<Tiling>>>,
+}
+
+impl Manifest {
+    /// Reads header, info, meshes, tensor table and part index.
+    ///
+    /// `seal` is what `.metadata` says of the manifest; without it damage is found by checksums alone.
+    ///
+    /// Errors: `checksum`, `truncated`, `trailing_bytes`, `invalid_metadata`; `unsupported` for a later major version.
+    pub fn open(source: Arc<dyn RangeSource>, seal: Option<&[u8; 32]>) -> Result<Self> {
+        let name = format!("manifest {}", source.name());
+        let total = source.len();
+        let mut start = read(&*source, 0, total.min(FIRST_READ_BYTES.max(MAX_HEADER_BYTES)))?;
+        let header = Header::decode(&start, total, &format!("{name}, header"))?;
+        let (eager, have) = (header.eager_bytes(), start.len() as u64);
+        if eager > have {
+            start.extend(read(&*source, have, eager - have)?);
+        }
+        start.truncate(usize::try_from(eager).unwrap_or(usize::MAX));
+        let found: [u8; 32] = Sha256::digest(&start).into();
+        let place = |id: Id| format!("{name}, section {id:?}");
+        let sections = EAGER.map(|id| header.section(id).of(&start, &place(id)));
+        let [info, meshes, table, index] = sections;
+        let (info, meshes, table, index) = (info?, meshes?, table?, index?);
+        if let Some(expected) = seal.filter(|&expected| *expected != found) {
+            let what = format!("its hash is {:.16}, not {:.16}", hex(&found), hex(expected));
+            return Err(Error::new(Code::Checksum, what).at(name).hint(
+                "the manifest is not the one that .metadata was written with: look for a copy of it",
+            ));
+        }
+        let info = Info::decode(info, &place(Id::Info))?;
+        let (meshes, layouts) = meshes::decode(meshes, &place(Id::Meshes))?;
+        let parts_bytes = header.section(Id::Parts).bytes;
+        let parts =
+            index::decode(index, parts_bytes.end - parts_bytes.start, &place(Id::Index))?;
+        if parts.len() as u64 != u64::from(info.world_size) {
+            let what = format!("{} parts for {} ranks", parts.len(), info.world_size);
+            return Err(Error::new(Code::InvalidMetadata, what).at(name));
+        }
+        let lists = header.section(Id::Holders).bytes;
+        let rows = take_table(table, lists.end - lists.start, &place(Id::Table))?;
+        let table = Structure::from_parts(meshes, layouts, rows.values).map_err(|error| {
+            Error::new(Code::InvalidMetadata, "the tables contradict each other")
+                .at(&name)
+                .with_source(error)
+        })?;
+        let (held, shared) = (rows.held, rows.shared);
+        let (cache, tilings) = (Mutex::default(), Mutex::default());
+        let seal = found;
+        Ok(Self { source, name, header, info, table, held, shared, parts, seal, cache, tilings })
+    }
+
+    /// The save as a whole.
+    pub fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// SHA-256 of header, info, meshes, table and index.
+    pub fn seal(&self) -> [u8; 32] {
+        self.seal
+    }
+
+    /// Bytes of the manifest.
+    pub fn bytes(&self) -> u64 {
+        self.header.total()
+    }
+
+    /// Bytes of tensors and objects in the whole checkpoint, as stored.
+    pub fn data_bytes(&self) -> u64 {
+        self.parts.iter().fold(0, |sum, part| sum.saturating_add(part.data_bytes))
+    }
+
+    /// All values by name, with meshes and layouts.
+    pub fn table(&self) -> &Structure {
+        &self.table
+    }
+
+    /// A value; `None` where there is none of that name.
+    pub fn value(&self, name: &str) -> Option<&Named> {
+        self.table.find(name).map(|(_, named)| named)
+    }
+
+    /// A tensor, under its own name or another that it was saved under: its dtype and shape.
+    ///
+    /// Errors: `no_such_tensor`, also where the name is that of an object.
+    pub fn tensor(&self, name: &str) -> Result<(Dtype, &[u64])> {
+        let (_, tensor) = self.find_tensor(name)?;
+        Ok((tensor.dtype, &tensor.shape))
+    }
+
+    /// The chunks of a tensor that share elements with a region, by file and offset. Of a tensor without elements, and
+    /// where the region has none, there are none. Reads the parts that hold them, if it has not yet.
+    ///
+    /// Errors: `no_such_tensor`, `bad_slice`; those of reading a part.
+    pub fn chunks_for(&self, name: &str, wanted: &Region) -> Result<Vec<Chunk>> {
+        let (number, tensor) = self.find_tensor(name)?;
+        wanted.check_within(&tensor.shape).map_err(|error| error.at(shown(name)))?;
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut chunks = Vec::new();
+        for rank in self.holders(number, tensor, Some(wanted))? {
+            self.part(rank)?.chunks_of(number, Some(wanted), &mut chunks);
+        }
+        Ok(chunks)
+    }
+
+    /// One value with all of its chunks; under another name the chunks are those of the value that it is the same as.
+    ///
+    /// Errors: `no_such_tensor`; those of reading a part.
+    pub fn entry(&self, name: &str) -> Result<Entry> {
+        let (number, named) = self.table.find(name).ok_or_else(|| self.no_such(name))?;
+        let (number, value) = self.resolve(number, named)?;
+        let ranks = match &value.value {
+            Value::Tensor(tensor) => self.holders(number, tensor, None)?,
+            _ => self.one_holder(number)?,
+        };
+        let mut chunks = Vec::new();
+        for rank in ranks {
+            self.part(rank)?.chunks_of(number, None, &mut chunks);
+        }
+        self.entry_of(named, value, chunks)
+    }
+
+    /// All values with all of their chunks, by name: for verification, export and listings. Takes memory for each chunk
+    /// of the checkpoint; [`parts`](Self::visit) does not.
+    pub fn entries(&self) -> Result<Vec<Entry>> {
+        let mut chunks: Vec<Vec<Chunk>> = self.table.values().iter().map(|_| Vec::new()).collect();
+        self.visit(|_, number, chunk| {
+            if let Some(chunks) = chunks.get_mut(number as usize) {
+                chunks.push(chunk);
+            }
+            Ok(())
+        })?;
+        let mut entries = Vec::with_capacity(chunks.len());
+        for (named, number) in self.table.values().iter().zip(0..) {
+            let (own, value) = self.resolve(number, named)?;
+            let own = chunks.get(own as usize).cloned().unwrap_or_default();
+            entries.push(self.entry_of(named, value, own)?);
+        }
+        Ok(entries)
+    }
+
+    /// Calls `each` with rank, number of the value in the table and chunk, for every chunk of the checkpoint, part by
+    /// part. Memory does not grow with the number of ranks.
+    pub fn visit(&self, mut each: impl FnMut(u32, u32, Chunk) -> Result<()>) -> Result<()> {
+        for rank in 0..self.info.world_size {
+            let part = self.load(rank)?;
+            part.for_each(|number, chunk| each(rank, number, chunk))?;
+        }
+        Ok(())
+    }
+
+    /// The files of a rank: their names, bytes and checksums.
+    pub fn part_files(&self, rank: u32) -> Result<Vec<PartFile>> {
+        Ok(self.part(rank)?.part().files().to_vec())
+    }
+
+    /// One file of the checkpoint, by the number that chunks call it.
+    ///
+    /// Errors: `usage` for a number that no file has.
+    pub fn file(&self, number: u32) -> Result<DataFile> {
+        let after = self.parts.partition_point(|part| part.first_file <= u64::from(number));
+        let rank = after.checked_sub(1).unwrap_or_default();
+        let first = self.parts.get(rank).map_or(0, |part| part.first_file);
+        let part = self.part(rank as u32)?;
+        let at = u64::from(number).checked_sub(first).and_then(|at| usize::try_from(at).ok());
+        match at.and_then(|at| part.part().files().get(at)) {
+            Some(file) => Ok(DataFile { name: file.name.clone(), bytes: Some(file.bytes) }),
+            None => Err(Error::new(Code::Usage, format!("no file {number}")).at(&self.name)),
+        }
+    }
+
+    /// All files, in the order of their numbers. Reads all parts.
+    pub fn files(&self) -> Result<Vec<DataFile>> {
+        let mut files = Vec::new();
+        for rank in 0..self.info.world_size {
+            let part = self.load(rank)?;
+            files.extend(part.part().files().iter().map(|file| DataFile {
+                name: file.name.clone(),
+                bytes: Some(file.bytes),
+            }));
+        }
+        Ok(files)
+    }
+
+    fn entry_of(&self, named: &Named, value: &Named, mut chunks: Vec<Chunk>) -> Result<Entry> {
+        let kind = match &value.value {
+            Value::Tensor(tensor) => {
+                let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
+                Kind::Tensor { dtype, shape, chunks }
+            }
+            _ => match (chunks.pop(), chunks.is_empty()) {
+                (Some(chunk), true) => Kind::Object { chunk },
+                _ => return Err(self.bad("an object is not stored once").at(shown(&named.name))),
+            },
+        };
+        Ok(Entry { name: named.name.clone(), path: named.path.clone(), kind })
+    }
+
+    fn find_tensor(&self, name: &str) -> Result<(u32, &Tensor)> {
+        let (number, named) = self.table.find(name).ok_or_else(|| self.no_such(name))?;
+        match self.resolve(number, named)? {
+            (number, Named { value: Value::Tensor(tensor), .. }) => Ok((number, tensor)),
+            _ => Err(Error::new(Code::NoSuchTensor, format!("{} is an object", shown(name)))
+                .at(&self.name)),
+        }
+    }
+
+    /// The value itself, for an alias.
+    fn resolve<'a>(&'a self, number: u32, named: &'a Named) -> Result<(u32, &'a Named)> {
+        match &named.value {
+            Value::Alias { of } => self.table.find(of).ok_or_else(|| self.bad("a lost alias")),
+            _ => Ok((number, named)),
+        }
+    }
+
+    fn one_holder(&self, number: u32) -> Result<Vec<u32>> {
+        match self.held.get(number as usize) {
+            Some(Held::One(rank)) => Ok(vec![*rank]),
+            _ => Err(self.bad("an object is not held by one rank")),
+        }
+    }
+
+    /// The ranks whose parts have chunks of a tensor, or of a region of it: ascending, each once.
+    fn holders(&self, number: u32, tensor: &Tensor, wanted: Option<&Region>) -> Result<Vec<u32>> {
+        let mut ranks = match self.held.get(number as usize) {
+            None | Some(Held::Nobody) => Vec::new(),
+            Some(Held::One(rank)) => vec![*rank],
+            Some(Held::Replica(replica)) => {
+                self.shard_holders(tensor, wanted, |_| Some(*replica))?
+            }
+            Some(Held::Replicas(list)) => {
+                let grid = self.table.grid(tensor.layout.unwrap_or(u32::MAX))?;
+                let place = format!("{}, section Holders", self.name);
+                let list = decode_replicas(&self.list(list)?, grid.shards(), &place)?;
+                let replica = |shard: u32| list.get(shard as usize).copied().flatten();
+                self.shard_holders(tensor, wanted, replica)?
+            }
+            Some(Held::Regions(list)) => {
+                let place = format!("{}, section Holders", self.name);
+                let list = decode_regions(&self.list(list)?, &tensor.shape, &place)?;
+                let meets = |region: &Region| {
+                    wanted.is_none_or(|wanted| region.intersect(wanted).is_some())
+                };
+                let met = list.into_iter().filter(|(_, region)| meets(region));
+                met.map(|(rank, _)| rank).collect()
+            }
+        };
+        ranks.sort_unstable();
+        ranks.dedup();
+        Ok(ranks)
+    }
+
+    fn shard_holders(
+        &self,
+        tensor: &Tensor,
+        wanted: Option<&Region>,
+        replica: impl Fn(u32) -> Option<u32>,
+    ) -> Result<Vec<u32>> {
+        let layout = tensor.layout.unwrap_or(u32::MAX);
+        let grid = self.table.grid(layout)?;
+        let whole = Region::whole(&tensor.shape);
+        let tiling = self.tiling(layout, &tensor.shape)?;
+        let shards = grid.shards_meeting(&tiling, wanted.unwrap_or(&whole))?;
+        let rank = |shard| {
+            replica(shard)
+                .and_then(|replica| grid.rank_of(shard, replica))
+                .ok_or_else(|| self.bad(format!("nobody holds shard {shard} of a tensor")))
+        };
+        shards.into_iter().map(rank).collect()
+    }
+
+    /// Tensors of one layout and shape share the tiling.
+    fn tiling(&self, layout: u32, shape: &[u64]) -> Result<Arc<Tiling>> {
+        let mut tilings = self.tilings.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (layout, shape.to_vec());
+        if let Some(tiling) = tilings.get(&key) {
+            return Ok(Arc::clone(tiling));
+        }
+        let tiling = Arc::new(self.table.grid(layout)?.tiling(shape)?);
+        tilings.insert(key, Arc::clone(&tiling));
+        Ok(tiling)
+    }
+
+    fn list(&self, list: &ListPlace) -> Result<Vec<u8>> {
+        // The lists add up to the section, which lies inside of the source.
+        let start = self.header.section(Id::Holders).bytes.start + list.offset;
+        let bytes = read(&*self.source, start, list.bytes)?;
+        match crc32(&bytes) == list.crc {
+            true => Ok(bytes),
+            false => {
+                let what = "a list of holders does not have its checksum";
+                let place = format!("{}, byte {start}", self.name);
+                Err(Error::new(Code::Checksum, what).at(place))
+            }
+        }
+    }
+
+    fn part(&self, rank: u32) -> Result<Arc<LoadedPart>> {
+        let known = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(rank);
+        if let Some(part) = known {
+            return Ok(part);
+        }
+        let part = Arc::new(self.load(rank)?);
+        let bytes = self.parts.get(rank as usize).map_or(0, |entry| entry.bytes);
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.put(rank, bytes, Arc::clone(&part));
+        Ok(part)
+    }
+
+    fn load(&self, rank: u32) -> Result<LoadedPart> {
+        let Some(entry) = self.parts.get(rank as usize) else {
+            let what = format!("rank {rank} of {} ranks", self.parts.len());
+            return Err(Error::new(Code::InvalidMetadata, what).at(&self.name));
+        };
+        let start = self.header.section(Id::Parts).bytes.start + entry.offset;
+        let place = format!("{}, part of rank {rank} at byte {start}", self.name);
+        let bytes = read(&*self.source, start, entry.bytes)?;
+        let digest: [u8; 32] = Sha256::digest(&bytes).into();
+        if digest != entry.digest {
+            let what = "a rank's part does not have its hash";
+            return Err(Error::new(Code::Checksum, what).at(place));
+        }
+        let part = Part::decode(&bytes, &place)?;
+        self.check_part(&part, rank, entry).map_err(|error| error.at(&place))?;
+        // All files of all parts are fewer than 2^32.
+        LoadedPart::new(part, entry.first_file as u32, &self.table, &self.shared)
+            .map_err(|error| error.at(place))
+    }
+
+    fn check_part(&self, part: &Part, rank: u32, entry: &PartEntry) -> Result<()> {
+        let world = self.info.world_size;
+        if part.rank() != rank || part.world() != world || part.attempt() != self.info.attempt {
+            return Err(self.bad("it is that of another rank, job or attempt"));
+        }
+        if part.files().len() as u64 != entry.files {
+            return Err(self.bad("it has more or fewer files than the index says"));
+        }
+        let known = part.structure().is_none_or(|shared| {
+            self.info.structure.as_ref() == Some(&hex(&shared.hash))
+                && shared.values as usize == self.shared.len()
+        });
+        if known { Ok(()) } else { Err(self.bad("its structure is not that of the manifest")) }
+    }
+
+    fn no_such(&self, name: &str) -> Error {
+        Error::new(Code::NoSuchTensor, format!("no value of the name {}", shown(name)))
+            .at(&self.name)
+    }
+
+    fn bad(&self, what: impl Into<String>) -> Error {
+        Error::new(Code::InvalidMetadata, what)
+    }
+}
+
+struct Rows {
+    values: Vec<Named>,
+    held: Vec<Held>,
+    shared: Vec<u32>,
+}
+
+/// Reads the table; the lists of holders fill `lists` bytes.
+fn take_table(bytes: &[u8], lists: u64, place: &str) -> Result<Rows> {
+    let mut take = Take::new(bytes, place);
+    let mut reader = RowReader::new(&mut take)?;
+    let count = reader.count();
+    let (mut values, mut held) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    let (mut shared, mut offset) = (Vec::new(), 0);
+    while let Some((named, in_structure)) = reader.next(&mut take)? {
+        if in_structure {
+            shared.push(values.len() as u32);
+        }
+        held.push(match &named.value {
+            Value::Alias { .. } => Held::Nobody,
+            value => take_held(&mut take, value, &mut offset)?,
+        });
+        values.push(named);
+    }
+    take.end()?;
+    match offset == lists {
+        true => Ok(Rows { values, held, shared }),
+        false => Err(take.bad(format!("lists of {offset} bytes in a section of {lists}"))),
+    }
+}
+
+fn take_held(take: &mut Take<'_>, value: &Value, offset: &mut u64) -> Result<Held> {
+    let held = Held::take(take, offset)?;
+    let fits = match (&held, value) {
+        (Held::One(_), _) => true,
+        (Held::Nobody, Value::Tensor(tensor)) => tensor.shape.contains(&0),
+        (Held::Regions(_), Value::Tensor(_)) => true,
+        (Held::Replica(_) | Held::Replicas(_), Value::Tensor(tensor)) => tensor.layout.is_some(),
+        _ => false,
+    };
+    if fits { Ok(held) } else { Err(take.bad("holders that do not fit the value")) }
+}
+
+/// Reads a range that was checked against the source's length. Large ones in pieces, so that the memory for them is
+/// taken as bytes come.
+fn read(source: &dyn RangeSource, offset: u64, len: u64) -> Result<Vec<u8>> {
+    const STEP: u64 = 16 << 20;
+    let mut bytes = Vec::new();
+    let mut done = 0;
+    while done < len {
+        let step = (len - done).min(STEP);
+        let start = bytes.len();
+        // At most 16 MiB.
+        bytes.resize(start + step as usize, 0);
+        read_exact_at(source, bytes.get_mut(start..).unwrap_or_default(), offset + done)?;
+        done += step;
+    }
+    Ok(bytes)
+}

@@ -6,13 +6,17 @@
 //!
 //! | store | is |
 //! | --- | --- |
+//! | [`PosixStore`] | a folder |
 //! | [`MemoryStore`] | a map behind a lock, with a clock that tests move |
 //! | [`fault::FaultStore`] | a client of another store, with faults on purpose |
+//! | [`power::Recording`] | a folder store whose every change is written down, to lose power at any of them |
 
 pub mod fault;
 mod key;
 mod memory;
 mod object;
+mod posix;
+pub mod power;
 mod store;
 
 pub use key::{
@@ -20,4 +24,5 @@ pub use key::{
 };
 pub use memory::MemoryStore;
 pub use object::{Abilities, Age, DataObject, Expect, Listed, Published, Version};
+pub use posix::PosixStore;
 pub use store::Store;

@@ -33,6 +33,7 @@ use std::sync::Arc;
 use forebay_engine::RangeSource;
 use forebay_error::Result;
 
+pub(crate) use plan::mix;
 pub use plan::{Action, Fault, Plan, Step, When};
 
 use crate::object::{Abilities, DataObject, Expect, Listed, Published, Version};

@@ -1,0 +1,174 @@
+//! The changes that a store makes to its files, one system call each.
+//!
+//! Everything that can be lost in a crash goes through [`Files`]: the store's own logic is above it, and below it is
+//! either the kernel ([`RealFiles`]), or the kernel and a record of what was asked of it
+//! ([`power`](crate::power)), or a test that refuses something. Paths are keys; errors are bare errnos, because the
+//! callers decide by them.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use forebay_engine::{FileSink, RangeSink};
+use rustix::fd::OwnedFd;
+use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+use super::root::Root;
+
+/// A file that was made by [`Files::create`], open for writing.
+pub(crate) struct Handle {
+    pub(crate) file: File,
+    /// What a recording calls its inode.
+    pub(crate) node: u64,
+}
+
+/// Whether something was forced to the disk, or the file system does not know how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Synced {
+    Yes,
+    Unproven,
+}
+
+/// A lock, held until it is dropped.
+pub(crate) struct Locked(#[expect(dead_code, reason = "closing it unlocks")] pub(crate) OwnedFd);
+
+/// See the module. All of these may be called from many threads.
+pub(crate) trait Files: Send + Sync {
+    /// mkdir.
+    fn make_folder(&self, path: &str) -> Result<(), Errno>;
+    /// Makes a file where nothing is.
+    fn create(&self, path: &str) -> Result<Handle, Errno>;
+    /// pwrite.
+    fn write_at(&self, handle: &Handle, bytes: &[u8], offset: u64) -> io::Result<usize>;
+    /// A hint to start writing a range to the device.
+    fn flush_soon(&self, handle: &Handle, offset: u64, len: u64);
+    /// fallocate, which sets the length too.
+    fn reserve(&self, handle: &Handle, len: u64) -> Result<(), Errno>;
+    /// ftruncate.
+    fn set_len(&self, handle: &Handle, len: u64) -> Result<(), Errno>;
+    /// fsync of a file.
+    fn sync(&self, handle: &Handle) -> Result<(), Errno>;
+    /// fsync of a folder.
+    fn sync_folder(&self, path: &str) -> Result<Synced, Errno>;
+    /// link.
+    fn link(&self, from: &str, to: &str) -> Result<(), Errno>;
+    /// rename.
+    fn rename(&self, from: &str, to: &str) -> Result<(), Errno>;
+    /// rename where nothing is.
+    fn rename_new(&self, from: &str, to: &str) -> Result<(), Errno>;
+    /// unlink.
+    fn remove(&self, path: &str) -> Result<(), Errno>;
+    /// rmdir.
+    fn remove_folder(&self, path: &str) -> Result<(), Errno>;
+    /// Opens or makes a file and tries to lock it (flock), without waiting.
+    fn try_lock(&self, path: &str) -> Result<Locked, Errno>;
+}
+
+/// The kernel's own.
+pub(crate) struct RealFiles {
+    root: Arc<Root>,
+}
+
+impl RealFiles {
+    pub(crate) fn new(root: Arc<Root>) -> Self {
+        Self { root }
+    }
+}
+
+impl Files for RealFiles {
+    fn make_folder(&self, path: &str) -> Result<(), Errno> {
+        let (folder, name) = self.root.parent(path)?;
+        rustix::fs::mkdirat(folder, name, Mode::from_raw_mode(0o777))
+    }
+
+    fn create(&self, path: &str) -> Result<Handle, Errno> {
+        let (folder, name) = self.root.parent(path)?;
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o666))?;
+        Ok(Handle { file: File::from(fd), node: 0 })
+    }
+
+    fn write_at(&self, handle: &Handle, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        FileSink::new(&handle.file, String::new()).write_at(bytes, offset)
+    }
+
+    fn flush_soon(&self, handle: &Handle, offset: u64, len: u64) {
+        FileSink::new(&handle.file, String::new()).flush_soon(offset, len);
+    }
+
+    fn reserve(&self, handle: &Handle, len: u64) -> Result<(), Errno> {
+        rustix::io::retry_on_intr(|| {
+            rustix::fs::fallocate(&handle.file, FallocateFlags::empty(), 0, len)
+        })
+    }
+
+    fn set_len(&self, handle: &Handle, len: u64) -> Result<(), Errno> {
+        rustix::io::retry_on_intr(|| rustix::fs::ftruncate(&handle.file, len))
+    }
+
+    fn sync(&self, handle: &Handle) -> Result<(), Errno> {
+        rustix::io::retry_on_intr(|| rustix::fs::fsync(&handle.file))
+    }
+
+    fn sync_folder(&self, path: &str) -> Result<Synced, Errno> {
+        let folder = self.root.beneath(path, OFlags::RDONLY)?;
+        match rustix::io::retry_on_intr(|| rustix::fs::fsync(&folder)) {
+            Ok(()) => Ok(Synced::Yes),
+            Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::BADF) => {
+                Ok(Synced::Unproven)
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn link(&self, from: &str, to: &str) -> Result<(), Errno> {
+        let ((old, from), (new, to)) = (self.root.parent(from)?, self.root.parent(to)?);
+        rustix::fs::linkat(old, from, new, to, AtFlags::empty())
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<(), Errno> {
+        let ((old, from), (new, to)) = (self.root.parent(from)?, self.root.parent(to)?);
+        rustix::fs::renameat(old, from, new, to)
+    }
+
+    fn rename_new(&self, from: &str, to: &str) -> Result<(), Errno> {
+        let ((old, from), (new, to)) = (self.root.parent(from)?, self.root.parent(to)?);
+        rustix::fs::renameat_with(old, from, new, to, RenameFlags::NOREPLACE)
+    }
+
+    fn remove(&self, path: &str) -> Result<(), Errno> {
+        let (folder, name) = self.root.parent(path)?;
+        rustix::fs::unlinkat(folder, name, AtFlags::empty())
+    }
+
+    fn remove_folder(&self, path: &str) -> Result<(), Errno> {
+        let (folder, name) = self.root.parent(path)?;
+        rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)
+    }
+
+    fn try_lock(&self, path: &str) -> Result<Locked, Errno> {
+        let (folder, name) = self.root.parent(path)?;
+        let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::CREATE;
+        let mode = Mode::from_raw_mode(0o666);
+        // NFS wants a descriptor for writing; another user's lock file may be opened for reading only.
+        let fd = match rustix::fs::openat(&folder, name, flags | OFlags::RDWR, mode) {
+            Err(Errno::ACCESS) => {
+                rustix::fs::openat(&folder, name, OFlags::NOFOLLOW | OFlags::CLOEXEC, mode)?
+            }
+            result => result?,
+        };
+        rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
+        // Its last user may have removed it between the two calls: then others lock another file.
+        let named = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW);
+        let held = rustix::fs::fstat(&fd)?;
+        match named {
+            Ok(named) if (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino) => {
+                Ok(Locked(fd))
+            }
+            Ok(_) | Err(Errno::NOENT) => Err(Errno::WOULDBLOCK),
+            Err(errno) => Err(errno),
+        }
+    }
+}

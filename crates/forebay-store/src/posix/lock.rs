@@ -1,0 +1,133 @@
+//! One writer at a time replaces what is in a folder.
+//!
+//! The lock is flock(2) on `.forebay/lock` in the folder of what is replaced, so writers meet even if one opened the
+//! step and the other the folder above. The kernel frees it when its holder dies.
+//!
+//! | file system | who is kept out |
+//! | --- | --- |
+//! | ext4, XFS, btrfs, tmpfs, overlayfs | every process of the machine, which is everybody |
+//! | NFS with locks, GPFS, CephFS, WekaFS, BeeGFS and Lustre with locks enabled | every process of every machine |
+//! | NFS with `nolock` or `local_lock=flock`, Lustre with `localflock` | every process of this machine only |
+//! | no locks at all (some FUSE) | everybody, by a folder `.forebay/lock-claim` that only one can make |
+//!
+//! A claim outlives a holder that dies, so one that is older than [`CLAIM_STALE`] by the store's clock is taken away. A
+//! holder that slept that long between its look and its rename would replace what came in between: that window is all
+//! that is left open, on file systems without locks, and none of it is open for a first publication, which is link(2).
+
+use std::time::{Duration, Instant};
+
+use forebay_error::{Code, Error, Result};
+use rustix::io::Errno;
+
+use super::PosixStore;
+use super::files::{Files, Locked};
+use crate::key::RECORDS_FOLDER;
+
+/// Longest wait for another writer, who holds the lock for a look and a rename.
+const WAIT: Duration = Duration::from_secs(60);
+/// Age at which a claim's holder is taken for dead.
+const CLAIM_STALE: Duration = Duration::from_secs(20);
+/// Pause between two tries: the shortest, and the longest.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
+
+/// The right to replace, until it is dropped.
+pub(super) struct Held<'a> {
+    _lock: Option<Locked>,
+    claim: Option<(&'a dyn Files, String)>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if let Some((files, path)) = self.claim.take()
+            && let Err(error) = files.remove_folder(&path)
+        {
+            tracing::debug!(%error, path, "a claim could not be removed and will be taken for stale");
+        }
+    }
+}
+
+/// The records folder of a folder.
+pub(super) fn records_of(folder: &str) -> String {
+    match folder {
+        "" => RECORDS_FOLDER.to_owned(),
+        folder => format!("{folder}/{RECORDS_FOLDER}"),
+    }
+}
+
+/// Waits for the lock of a folder. Errors: `timeout`, and those of the file system.
+pub(super) fn take<'a>(store: &'a PosixStore, folder: &str) -> Result<Held<'a>> {
+    let records = records_of(folder);
+    let (start, mut pause) = (Instant::now(), PAUSE.0);
+    let mut looked = None;
+    loop {
+        match try_take(store, &records, &mut looked) {
+            Ok(held) => return Ok(held),
+            Err(Errno::WOULDBLOCK | Errno::INTR | Errno::EXIST) => {}
+            Err(errno) => return Err(store.failed("cannot lock", &records, errno)),
+        }
+        if start.elapsed() >= WAIT {
+            let what = format!("another writer holds the lock for more than {} s", WAIT.as_secs());
+            let error = Error::new(Code::Timeout, what).at(store.place(&records));
+            return Err(error.hint("look for a writer that hangs; its lock ends with its process"));
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(PAUSE.1);
+    }
+}
+
+/// One try; `WOULDBLOCK` or `EXIST` while another has it.
+fn try_take<'a>(
+    store: &'a PosixStore,
+    records: &str,
+    looked: &mut Option<Instant>,
+) -> Result<Held<'a>, Errno> {
+    match store.files.make_folder(records) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(errno) => return Err(errno),
+    }
+    match store.files.try_lock(&format!("{records}/lock")) {
+        Ok(lock) => Ok(Held { _lock: Some(lock), claim: None }),
+        // The last user of the folder removed it just now.
+        Err(Errno::NOENT) => Err(Errno::WOULDBLOCK),
+        Err(errno) if is_missing(errno) => claim(store, &format!("{records}/lock-claim"), looked),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Whether an errno says that the file system has no locks.
+pub(super) fn is_missing(errno: Errno) -> bool {
+    matches!(errno, Errno::NOLCK | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL | Errno::BADF)
+}
+
+fn claim<'a>(
+    store: &'a PosixStore,
+    path: &str,
+    looked: &mut Option<Instant>,
+) -> Result<Held<'a>, Errno> {
+    match store.files.make_folder(path) {
+        Ok(()) => Ok(Held { _lock: None, claim: Some((store.files.as_ref(), path.to_owned())) }),
+        Err(Errno::EXIST) => {
+            // Asking for the time writes to the file system: not at every try.
+            if looked.is_none_or(|then| then.elapsed() > Duration::from_secs(1)) {
+                *looked = Some(Instant::now());
+                break_stale(store, path)?;
+            }
+            Err(Errno::EXIST)
+        }
+        Err(errno) => Err(errno),
+    }
+}
+
+/// Takes a dead holder's claim away. Of several who try one succeeds: the rename has one winner.
+fn break_stale(store: &PosixStore, path: &str) -> Result<(), Errno> {
+    let Some(stat) = store.root.stat(path)? else { return Ok(()) };
+    if store.now().since(&stat) < CLAIM_STALE {
+        return Ok(());
+    }
+    let aside = format!("{path}-{}", super::temp::fresh());
+    match store.files.rename(path, &aside) {
+        Ok(()) => store.files.remove_folder(&aside),
+        Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}

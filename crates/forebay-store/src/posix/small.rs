@@ -1,0 +1,99 @@
+//! Small objects: read, made and replaced as a whole.
+
+use std::io::Read;
+
+use forebay_error::{Code, Error, Result};
+
+use super::PosixStore;
+use super::files::Synced;
+use super::place::{Placed, Source};
+use super::root::split;
+use super::temp::{FileId, Temp};
+use super::version::version;
+use crate::object::{Expect, Published, Version};
+
+impl PosixStore {
+    pub(super) fn read_small(
+        &self,
+        key: &str,
+        max_bytes: u64,
+    ) -> Result<Option<(Vec<u8>, Version)>> {
+        let opened = self.root.open_file(key);
+        let opened = opened.map_err(|errno| self.failed("cannot open", key, errno))?;
+        let Some((file, stat)) = opened else { return Ok(None) };
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let mut bytes = Vec::new();
+        if size <= max_bytes {
+            // One byte more than may be there tells whether it grew; memory is taken as bytes arrive.
+            let read = file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes);
+            read.map_err(|error| Error::io("cannot read", error).at(self.place(key)))?;
+        }
+        let size = size.max(bytes.len() as u64);
+        if size > max_bytes {
+            let what = format!("object has {size} bytes, at most {max_bytes} are read");
+            return Err(Error::new(Code::Unsupported, what).at(self.place(key)));
+        }
+        let version = version(&stat, &bytes);
+        Ok(Some((bytes, version)))
+    }
+
+    pub(super) fn create_small(&self, key: &str, bytes: &[u8]) -> Result<bool> {
+        if self.stat(key)?.is_some() {
+            return Ok(false);
+        }
+        let temp = Temp::write(self, key, bytes)?;
+        let id = temp.id().map_err(|errno| self.failed("cannot stat", key, errno))?;
+        match self.place_new(Source { path: &temp.path, id }, key)? {
+            Placed::Here => self.sync_folder_of(key).map(|_| true),
+            Placed::Taken => Ok(false),
+            Placed::Gone => {
+                let what = "somebody removed the temporary file while it was in use";
+                Err(Error::new(Code::Io, what).at(self.place(&temp.path)))
+            }
+        }
+    }
+
+    pub(super) fn put_small(&self, key: &str, bytes: &[u8]) -> Result<()> {
+        let temp = Temp::write(self, key, bytes)?;
+        let id = temp.id().map_err(|errno| self.failed("cannot stat", key, errno))?;
+        if let Err(errno) = self.files.rename(&temp.path, key) {
+            let there = self.stat(key)?.map(|stat| FileId::of(&stat));
+            if there != Some(id) {
+                return Err(self.failed("cannot rename the finished file to", key, errno));
+            }
+        }
+        self.sync_folder_of(key).map(|_| ())
+    }
+
+    pub(super) fn publish_file(
+        &self,
+        staged: &str,
+        to: &str,
+        expect: &Expect,
+    ) -> Result<Published> {
+        let opened = self.root.open_file(staged);
+        let opened = opened.map_err(|errno| self.failed("cannot open", staged, errno))?;
+        // The file stays open until the end, so that its inode is nobody else's.
+        let Some((_file, stat)) = opened else { return Ok(Published::Withdrawn) };
+        let source = Source { path: staged, id: FileId::of(&stat) };
+        let placed = match expect {
+            Expect::Absent => self.place_new(source, to)?,
+            Expect::Version(version) => self.place_over(source, to, version)?,
+        };
+        match placed {
+            Placed::Here => {
+                Ok(Published::Done { durable: self.sync_folder_of(to)? == Synced::Yes })
+            }
+            Placed::Taken => Ok(Published::Lost),
+            Placed::Gone => Ok(Published::Withdrawn),
+        }
+    }
+
+    pub(super) fn sync_folder_of(&self, key: &str) -> Result<Synced> {
+        let synced = self.files.sync_folder(split(key).0);
+        synced.map_err(|errno| {
+            let error = self.failed("cannot force the folder to the disk", key, errno);
+            error.hint("whether the change survives a loss of power is not known")
+        })
+    }
+}

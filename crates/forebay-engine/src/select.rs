@@ -1,8 +1,8 @@
 //! From names and regions to a plan.
 
 use forebay_error::{Code, Error, Result};
-use forebay_format::Catalog;
-use forebay_tensor::{Region, byte_runs};
+use forebay_format::{Catalog, TensorEntry};
+use forebay_tensor::{Region, byte_len, byte_runs};
 
 use crate::plan::{Move, Plan};
 
@@ -89,6 +89,10 @@ impl Selection {
 /// Adds the moves of one tensor or region; returns its bytes.
 fn add_moves(catalog: &Catalog, want: &Wanted, target: u32, moves: &mut Vec<Move>) -> Result<u64> {
     let Some(entry) = catalog.tensors.get(want.tensor) else { return Ok(0) };
+    if !entry.pieces.is_empty() {
+        return add_pieces(entry, want.region.as_ref(), target, moves)
+            .map_err(|error| error.at(format!("tensor {:?}", entry.name)));
+    }
     let object = entry.file as u32;
     let Some(region) = &want.region else {
         moves.push(Move::contiguous(object, target, entry.offset, 0, entry.bytes));
@@ -112,9 +116,7 @@ fn add_moves(catalog: &Catalog, want: &Wanted, target: u32, moves: &mut Vec<Move
     let block = rows * runs.run;
     let blocks = total / block.max(1);
     if blocks > MOVES_MAX {
-        let text = format!("the region consists of {blocks} separate blocks, at most {MOVES_MAX}");
-        return Err(place(Error::new(Code::Unsupported, text))
-            .hint("load the whole tensor and slice it in memory"));
+        return Err(place(too_many(blocks)).hint("load the whole tensor and slice it in memory"));
     }
     let mut at = vec![0_u64; outer.len()];
     for index in 0..blocks {
@@ -132,4 +134,41 @@ fn add_moves(catalog: &Catalog, want: &Wanted, target: u32, moves: &mut Vec<Move
         }
     }
     Ok(total)
+}
+
+fn too_many(blocks: u64) -> Error {
+    let text = format!("the region consists of {blocks} separate blocks, at most {MOVES_MAX}");
+    Error::new(Code::Unsupported, text)
+}
+
+/// Adds the moves of a tensor that is stored in pieces or with strides. They follow the order of the file, whatever the
+/// order of the target, so that bytes are read once: a transposed matrix is scattered column by column.
+fn add_pieces(
+    entry: &TensorEntry,
+    region: Option<&Region>,
+    target: u32,
+    moves: &mut Vec<Move>,
+) -> Result<u64> {
+    if let Some(region) = region {
+        region.check_within(&entry.shape)?;
+    }
+    let mut total = 0_u64;
+    for placed in entry.gathers(region)? {
+        let turns = placed.runs.rows().size_hint().0 as u64;
+        total = total.saturating_add(turns);
+        if total > MOVES_MAX {
+            return Err(too_many(total).hint("save tensor.contiguous()"));
+        }
+        moves.extend(placed.runs.rows().map(|rows| Move {
+            object: placed.file as u32,
+            target,
+            from: rows.from,
+            from_stride: rows.from_stride,
+            to: rows.to,
+            to_stride: rows.to_stride,
+            run: rows.run,
+            rows: rows.rows,
+        }));
+    }
+    byte_len(entry.dtype, region.map_or(&entry.shape, |region| &region.sizes))
 }

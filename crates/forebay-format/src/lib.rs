@@ -25,7 +25,6 @@ mod pieces;
 pub mod pickle;
 pub mod safetensors;
 mod save;
-pub mod strided;
 mod text;
 mod torch_file;
 pub mod torch_zip;

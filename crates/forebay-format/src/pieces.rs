@@ -3,10 +3,9 @@
 
 use crate::catalog::{Catalog, TensorEntry};
 use crate::open_file::OpenFile;
-use crate::strided::{Gather, row_major, walk};
 use crate::torch_zip::buffer;
 use forebay_error::{Code, Error, Result};
-use forebay_tensor::Region;
+use forebay_tensor::{CopyRows, CopyRuns, Region, Strides, byte_len, copy_runs_strided};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
@@ -20,61 +19,49 @@ const READ_BYTES: u64 = 1 << 20;
 /// Gaps up to this are read through.
 const GAP_BYTES: u64 = 16 << 10;
 
-/// A part of a copy: from a place in a file to a place in the target.
+/// What one piece gives to a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placed {
     /// Which of the catalog's files.
     pub file: usize,
-    /// Byte of the file where the first run starts.
-    pub from: u64,
-    /// Byte of the target where it goes.
-    pub to: u64,
-    /// The runs.
-    pub gather: Gather,
+    /// The copy, counted in the file from its first byte on. Its loops are in the order of the file, so that the file is
+    /// read forwards once, whatever the order of the target; but for loops that repeat bytes, which are outermost.
+    pub runs: CopyRuns,
+}
+
+impl Placed {
+    /// Byte after the last that is read.
+    fn end(&self) -> Option<u64> {
+        self.runs.dims.iter().try_fold(self.runs.from.checked_add(self.runs.run)?, |end, dim| {
+            (dim.count - 1).checked_mul(dim.from_stride).and_then(|steps| end.checked_add(steps))
+        })
+    }
 }
 
 impl TensorEntry {
     /// The copies that make a region of the tensor, row-major; `None` is all of it. For a tensor in pieces.
     ///
-    /// Errors: `unsupported` for elements below a byte, `overflow` where a place leaves 64 bits.
+    /// Errors: `misaligned` for a region of elements below a byte that does not fall on bytes, `overflow` where a place
+    /// leaves 64 bits.
     pub fn gathers(&self, region: Option<&Region>) -> Result<Vec<Placed>> {
         let whole = Region::whole(&self.shape);
         let region = region.unwrap_or(&whole);
-        let target = row_major(&region.sizes);
-        let bits = self.dtype.bits();
-        if !bits.is_multiple_of(8) {
-            let what = format!("pieces of elements of {bits} bits are not read");
-            return Err(Error::new(Code::Unsupported, what));
-        }
-        let element = bits / 8;
-        let overflow = || Error::new(Code::Overflow, "a place in a tensor leaves 64 bits");
         let mut placed = Vec::new();
         for piece in &self.pieces {
-            let Some(shared) = piece.region.intersect(region).filter(|shared| !shared.is_empty())
-            else {
-                continue;
+            let memory = match &piece.strides {
+                Some(strides) => Strides { offset: 0, strides: strides.clone() },
+                None => Strides::row_major(&piece.region.sizes),
             };
-            let plain;
-            let strides = match &piece.strides {
-                Some(strides) => strides,
-                None => {
-                    plain = row_major(&piece.region.sizes);
-                    &plain
-                }
-            };
-            let start = |outer: &Region, strides: &[u64]| {
-                let steps = shared.offsets.iter().zip(&outer.offsets).zip(strides);
-                steps
-                    .map(|((&at, &corner), &stride)| (at - corner).checked_mul(stride))
-                    .try_fold(0_u64, |sum, step| sum.checked_add(step?))
-                    .and_then(|elements| elements.checked_mul(element))
-            };
-            let gather = Gather::new(element, &shared.sizes, strides, &target)?;
-            let from = start(&piece.region, strides).and_then(|at| at.checked_add(piece.offset));
-            let from = from.ok_or_else(overflow)?;
-            gather.span().and_then(|span| span.checked_add(from)).ok_or_else(overflow)?;
-            let to = start(region, &target).ok_or_else(overflow)?;
-            placed.push(Placed { file: piece.file, from, to, gather });
+            let runs = copy_runs_strided(self.dtype, &piece.region, &memory, region)?;
+            let Some(mut runs) = runs else { continue };
+            let overflow = || Error::new(Code::Overflow, "a place in a tensor leaves 64 bits");
+            runs.from = runs.from.checked_add(piece.offset).ok_or_else(overflow)?;
+            // Stable, so that loops of one stride keep their order.
+            let stride = |stride: u64| if stride == 0 { u64::MAX } else { stride };
+            runs.dims.sort_by_key(|dim| std::cmp::Reverse(stride(dim.from_stride)));
+            let one = Placed { file: piece.file, runs };
+            one.end().ok_or_else(overflow)?;
+            placed.push(one);
         }
         Ok(placed)
     }
@@ -84,10 +71,8 @@ impl TensorEntry {
         if self.pieces.is_empty() {
             return Ok(vec![(self.file, self.offset, self.offset.saturating_add(self.bytes))]);
         }
-        let extent = |placed: &Placed| {
-            let span = placed.gather.span().unwrap_or(u64::MAX);
-            (placed.file, placed.from, placed.from.saturating_add(span))
-        };
+        let extent =
+            |placed: &Placed| (placed.file, placed.runs.from, placed.end().unwrap_or(u64::MAX));
         Ok(self.gathers(None)?.iter().map(extent).collect())
     }
 }
@@ -111,9 +96,8 @@ pub fn read_tensor(
         }
         return Ok(());
     }
-    let element = entry.dtype.bits() / 8;
-    for slab in slabs(&entry.shape, element) {
-        let mut bytes = buffer(slab.elements().saturating_mul(element))?;
+    for slab in slabs(&entry.shape, entry.dtype.bits().div_ceil(8)) {
+        let mut bytes = buffer(byte_len(entry.dtype, &slab.sizes)?)?;
         for placed in entry.gathers(Some(&slab))? {
             read_placed(file_of(files, placed.file)?, &placed, &mut bytes)?;
         }
@@ -178,58 +162,50 @@ fn file_of(files: &[Arc<OpenFile>], file: usize) -> Result<&Arc<OpenFile>> {
     files.get(file).ok_or_else(|| Error::new(Code::Internal, "a tensor without a file"))
 }
 
-/// Reads the runs of a copy into a target. Rows that lie close together are read at once.
+/// Reads the runs of a copy into a target.
 fn read_placed(file: &OpenFile, placed: &Placed, target: &mut [u8]) -> Result<()> {
-    let (outer, rows, run) = placed.gather.clone().split_rows();
-    if run == 0 {
-        return Ok(());
-    }
-    // Rows a read; one where the gaps are wide.
-    let together = match rows.from.saturating_sub(run) <= GAP_BYTES {
-        true => (READ_BYTES.saturating_sub(run) / rows.from.max(1) + 1).min(rows.count),
-        false => 1,
-    };
     let mut scratch = Vec::new();
-    let mut result = Ok(());
-    walk(&outer, |from, to| {
-        if result.is_ok() {
-            let (from, to) = (placed.from + from, placed.to + to);
-            result = read_rows(file, (from, to), &rows, run, together, &mut scratch, target);
-        }
-    });
-    result
+    placed.runs.rows().try_for_each(|rows| read_rows(file, &rows, &mut scratch, target))
 }
 
-/// Reads rows of `run` bytes, `together` at a time.
+/// Reads rows: many at once where they lie close together, else one by one.
 fn read_rows(
     file: &OpenFile,
-    (from, to): (u64, u64),
-    rows: &crate::strided::Loop,
-    run: u64,
-    together: u64,
+    rows: &CopyRows,
     scratch: &mut Vec<u8>,
     target: &mut [u8],
 ) -> Result<()> {
-    let short = || Error::new(Code::Internal, "a strided copy leaves its target");
-    let mut row = 0;
-    while row < rows.count {
-        let count = together.min(rows.count - row);
-        let (at, place) = (from + row * rows.from, to + row * rows.to);
+    let together = match rows.from_stride - rows.run <= GAP_BYTES {
+        true => (READ_BYTES.saturating_sub(rows.run) / rows.from_stride + 1).min(rows.rows),
+        false => 1,
+    };
+    let mut done = 0;
+    while done < rows.rows {
+        let count = together.min(rows.rows - done);
+        let (from, to) = (rows.from + done * rows.from_stride, rows.to + done * rows.to_stride);
+        let short = || Error::new(Code::Internal, "a strided copy leaves its target");
+        let into = target.get_mut(to as usize..).ok_or_else(short)?;
         if count == 1 {
-            let end = place.checked_add(run).ok_or_else(short)?;
-            let into = target.get_mut(place as usize..end as usize).ok_or_else(short)?;
-            file.read_exact_at(into, at)?;
+            let into = into.get_mut(..rows.run as usize).ok_or_else(short)?;
+            file.read_exact_at(into, from)?;
         } else {
-            let span = (count - 1) * rows.from + run;
-            scratch.resize(span as usize, 0);
-            file.read_exact_at(scratch, at)?;
-            let inner = crate::strided::Loop { count, ..*rows };
-            let into = target.get_mut(place as usize..).ok_or_else(short)?;
-            Gather { run, loops: vec![inner] }.copy(scratch, into)?;
+            scratch.resize(((count - 1) * rows.from_stride + rows.run) as usize, 0);
+            file.read_exact_at(scratch, from)?;
+            scatter(scratch, rows, count, into).ok_or_else(short)?;
         }
-        row += count;
+        done += count;
     }
     Ok(())
+}
+
+/// Copies `count` rows from the start of one buffer to the start of another.
+fn scatter(source: &[u8], rows: &CopyRows, count: u64, target: &mut [u8]) -> Option<()> {
+    let run = rows.run as usize;
+    for row in 0..count {
+        let (from, to) = ((row * rows.from_stride) as usize, (row * rows.to_stride) as usize);
+        target.get_mut(to..to + run)?.copy_from_slice(source.get(from..from + run)?);
+    }
+    Some(())
 }
 
 /// Boxes that follow one another row-major and make up the tensor, each of at most [`SLAB_BYTES`].

@@ -11,7 +11,7 @@ use crate::torch_zip::{
     Archive, Leaf, MAX_PICKLE_BYTES, Record, View, check_byteorder, leaves, legacy,
 };
 use forebay_error::{Code, Error, Result};
-use forebay_tensor::{Dtype, Region};
+use forebay_tensor::Region;
 use std::collections::{HashMap, HashSet};
 
 /// What a file holds. `file` of everything in it is 0.
@@ -51,10 +51,9 @@ fn read_archive(file: &OpenFile) -> Result<TorchFile> {
     check_byteorder(&archive)?;
     let record = archive.record("data.pkl")?;
     let record = record.ok_or_else(|| Error::new(Code::Internal, "an archive without data.pkl"))?;
-    let pickle = archive.read(&record, MAX_PICKLE_BYTES)?;
+    let pickle = archive.read_checked(&record, MAX_PICKLE_BYTES)?;
     let graph = parse(&pickle, &Options::ITEM)?;
     let mut found = TorchFile::default();
-    found.checks.push(check(&record));
     let mut views = Vec::new();
     let mut refused = 0;
     for (name, leaf) in leaves(&graph)? {
@@ -112,25 +111,24 @@ fn storages(views: &[(String, View)]) -> Vec<String> {
 /// The tensor of a view of a record.
 fn entry(name: String, view: &View, record: Option<Record>) -> Result<TensorEntry> {
     let record = view.check_record(record)?;
-    let offset = record.offset + view.start.saturating_mul(view.element_bytes());
-    let mut shape = view.shape.clone();
+    let bytes = view.bytes();
+    // A tensor without elements may start anywhere.
+    let offset = if bytes == 0 { record.offset } else { record.offset + view.start_bytes() };
     let mut pieces = Vec::new();
     if !view.is_row_major() {
-        if view.dtype == Dtype::F4 {
-            let what = "a tensor of float4_e2m1fn_x2 with strides is not read";
-            return Err(Error::new(Code::Unsupported, what).hint("save tensor.contiguous()"));
-        }
-        let region = Region::whole(&shape);
-        pieces.push(Piece { region, file: 0, offset, strides: Some(view.strides.clone()) });
-    } else if view.dtype == Dtype::F4 {
-        // torch counts pairs.
-        match shape.last_mut() {
-            Some(side) => *side = side.saturating_mul(2),
-            None => shape.push(2),
-        }
+        let region = Region::whole(&view.shape);
+        let strides = Some(view.memory.strides.clone());
+        pieces.push(Piece { region, file: 0, offset, strides });
     }
-    let offset = if view.bytes() == 0 { record.offset } else { offset };
-    Ok(TensorEntry { name, dtype: view.dtype, shape, file: 0, offset, bytes: view.bytes(), pieces })
+    Ok(TensorEntry {
+        name,
+        dtype: view.dtype,
+        shape: view.shape.clone(),
+        file: 0,
+        offset,
+        bytes,
+        pieces,
+    })
 }
 
 /// Keys with dots can make one name of two: no name may stand for two tensors.

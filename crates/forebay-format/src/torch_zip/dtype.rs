@@ -49,9 +49,3 @@ pub(super) fn dtype_of_storage(class: &str) -> Option<Dtype> {
         _ => return None,
     })
 }
-
-/// Bytes of one of torch's elements.
-pub(crate) fn element_bytes(dtype: Dtype) -> u64 {
-    // F4 comes two in a byte, and torch counts the bytes.
-    (dtype.bits() / 8).max(1)
-}

@@ -82,6 +82,20 @@ pub struct Record {
     pub crc: u32,
 }
 
+impl Record {
+    /// Fails with `checksum` unless its bytes have this CRC-32.
+    pub fn check(&self, found: u32) -> Result<()> {
+        if found == self.crc {
+            return Ok(());
+        }
+        let what = format!(
+            "the {} bytes from byte {} on have the CRC-32 {found:08x}, the archive says {:08x}",
+            self.bytes, self.offset, self.crc
+        );
+        Err(Error::new(Code::Checksum, what))
+    }
+}
+
 /// An archive that was found sound, but for the bytes of its records.
 pub struct Archive<'s> {
     source: &'s dyn ReadAt,
@@ -185,17 +199,16 @@ impl<'s> Archive<'s> {
         Ok(bytes)
     }
 
+    /// [`read`](Self::read), and compares the CRC-32.
+    pub fn read_checked(&self, record: &Record, most: u64) -> Result<Vec<u8>> {
+        let bytes = self.read(record, most)?;
+        record.check(crate::crc::crc32(&bytes))?;
+        Ok(bytes)
+    }
+
     /// Reads a record and compares its CRC-32; `checksum` where that differs.
     pub fn check_crc(&self, record: &Record) -> Result<()> {
-        let found = crc_of(self.source, record.offset, record.bytes)?;
-        if found == record.crc {
-            return Ok(());
-        }
-        let what = format!(
-            "the {} bytes from byte {} on have the CRC-32 {found:08x}, the archive says {:08x}",
-            record.bytes, record.offset, record.crc
-        );
-        Err(Error::new(Code::Checksum, what))
+        record.check(crc_of(self.source, record.offset, record.bytes)?)
     }
 
     /// Checks the CRC-32 of every record.

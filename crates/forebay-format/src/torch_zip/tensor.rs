@@ -13,12 +13,11 @@
 //! `UntypedStorage` (always with `_v3`), where it counts bytes. Classes of tensors beyond these rebuild themselves in
 //! ways of their own and are opaque here.
 
-use super::dtype::{dtype_of, dtype_of_storage, element_bytes};
+use super::dtype::{dtype_of, dtype_of_storage};
 use super::{Archive, Record, invalid};
 use crate::pickle::{Graph, Node, Value};
-use crate::strided::is_row_major;
 use forebay_error::{Code, Error, Result};
-use forebay_tensor::{Dtype, ShowShape};
+use forebay_tensor::{Dtype, ShowShape, Strides, byte_len};
 
 /// The most dimensions of a tensor. torch's own kernels stop at 64.
 const MAX_DIMS: usize = 64;
@@ -26,17 +25,18 @@ const MAX_DIMS: usize = 64;
 /// How deep wrappers of a tensor (a parameter with attributes of a class) may go.
 const MAX_WRAPPERS: usize = 8;
 
-/// A tensor as `data.pkl` describes it: a view of a storage. Sizes are in elements of torch's.
+/// A tensor as `data.pkl` describes it: a view of a storage.
+///
+/// Sizes are in elements of its dtype. torch counts two elements of `float4_e2m1fn_x2` as one; here the last side is
+/// twice as long, as in safetensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
     /// The type of its elements.
     pub dtype: Dtype,
     /// Its sides.
     pub shape: Vec<u64>,
-    /// Elements from one to the next in each dimension; 0 where a dimension is expanded.
-    pub strides: Vec<u64>,
-    /// Element of the storage where it starts.
-    pub start: u64,
+    /// Where its elements lie in the storage. A stride of 0: the dimension is expanded.
+    pub memory: Strides,
     /// The record with the storage's bytes: `data/KEY`.
     pub record: String,
     /// Bytes that the record must have.
@@ -44,20 +44,24 @@ pub struct View {
 }
 
 impl View {
-    /// Bytes of one element.
-    pub fn element_bytes(&self) -> u64 {
-        element_bytes(self.dtype)
-    }
-
     /// Bytes of its elements, row-major.
     pub fn bytes(&self) -> u64 {
-        // Checked by `check`.
-        self.shape.iter().fold(self.element_bytes(), |sum, &side| sum.saturating_mul(side))
+        // It was checked that they have a number.
+        byte_len(self.dtype, &self.shape).unwrap_or(u64::MAX)
     }
 
-    /// Whether its elements lie row-major without gaps.
+    /// Byte of the storage where it starts.
+    pub fn start_bytes(&self) -> u64 {
+        (self.memory.offset * self.dtype.bits()) / 8
+    }
+
+    /// Whether its elements lie row-major without gaps. Strides of sides of one element say nothing, nor do those of a
+    /// tensor without elements.
     pub fn is_row_major(&self) -> bool {
-        is_row_major(&self.shape, &self.strides)
+        let plain = Strides::row_major(&self.shape).strides;
+        let sides = self.shape.iter().zip(&self.memory.strides).zip(plain);
+        self.shape.contains(&0)
+            || sides.into_iter().all(|((&side, &stride), plain)| side == 1 || stride == plain)
     }
 
     /// The record of its storage, which must have the bytes that the storage is said to have.
@@ -77,30 +81,42 @@ impl View {
 
     /// Fails unless every element lies in the storage.
     fn check(&self) -> Result<()> {
-        let element = self.element_bytes();
-        let bytes = self.shape.iter().try_fold(element, |sum, &side| sum.checked_mul(side));
-        if bytes.is_none_or(|bytes| bytes > i64::MAX as u64) {
-            return Err(invalid(format!("the shape {} leaves 64 bits", ShowShape(&self.shape))));
+        let shape = ShowShape(&self.shape);
+        let bytes =
+            byte_len(self.dtype, &self.shape).ok().filter(|&bytes| bytes <= i64::MAX as u64);
+        if bytes.is_none() {
+            return Err(invalid(format!("{} of shape {shape} leaves 64 bits", self.dtype)));
         }
-        if self.shape.contains(&0) {
+        let span = self.memory.span_bytes(self.dtype, &self.shape);
+        if span.is_ok_and(|span| span <= self.storage_bytes) {
             return Ok(());
         }
-        let steps = self.shape.iter().zip(&self.strides).try_fold(0_u64, |sum, (side, stride)| {
-            (side - 1).checked_mul(*stride).and_then(|steps| sum.checked_add(steps))
-        });
-        let end = steps
-            .and_then(|steps| steps.checked_add(self.start)?.checked_add(1)?.checked_mul(element));
-        match end.is_some_and(|end| end <= self.storage_bytes) {
-            true => Ok(()),
-            false => Err(invalid(format!(
-                "shape {} with strides {:?} from element {} on of {} reaches past the {} bytes of \
-                 the storage",
-                ShowShape(&self.shape),
-                self.strides,
-                self.start,
-                self.dtype,
-                self.storage_bytes
-            ))),
+        Err(invalid(format!(
+            "{} of shape {shape} with strides {:?} from element {} on reaches past the {} bytes of \
+             the storage",
+            self.dtype, self.memory.strides, self.memory.offset, self.storage_bytes
+        )))
+    }
+
+    /// From torch's elements of `float4_e2m1fn_x2` to halves of them.
+    fn split_pairs(&mut self) -> Result<()> {
+        let doubled = |number: &mut u64| *number = number.saturating_mul(2);
+        doubled(&mut self.memory.offset);
+        self.memory.strides.iter_mut().for_each(doubled);
+        match (self.shape.last_mut(), self.memory.strides.last_mut()) {
+            (Some(side), Some(stride)) if *stride == 2 || *side <= 1 => {
+                doubled(side);
+                *stride = 1;
+                Ok(())
+            }
+            (None, None) => {
+                (self.shape, self.memory.strides) = (vec![2], vec![1]);
+                Ok(())
+            }
+            _ => {
+                let what = "float4_e2m1fn_x2 with strides in the last dimension is not read";
+                Err(Error::new(Code::Unsupported, what).hint("save tensor.contiguous()"))
+            }
         }
     }
 }
@@ -194,7 +210,11 @@ fn rebuilt(
         return Err(invalid(what));
     }
     let record = format!("data/{}", storage.key);
-    let view = View { dtype, shape, strides, start, record, storage_bytes: storage.bytes };
+    let memory = Strides { offset: start, strides };
+    let mut view = View { dtype, shape, memory, record, storage_bytes: storage.bytes };
+    if dtype == Dtype::F4 {
+        view.split_pairs()?;
+    }
     view.check()?;
     Ok(view)
 }
@@ -247,7 +267,7 @@ fn storage(graph: &Graph<'_>, value: Value) -> Result<Storage> {
         ("torch.storage" | "torch", "UntypedStorage") => (None, 1),
         ("torch" | "torch.cuda" | "torch.storage", class) => {
             let dtype = dtype_of_storage(class).ok_or_else(|| unknown_dtype(class))?;
-            (Some(dtype), element_bytes(dtype))
+            (Some(dtype), dtype.bits() / 8)
         }
         (module, name) => return Err(unknown_dtype(&format!("{module}.{name}"))),
     };
@@ -272,7 +292,7 @@ fn unknown_dtype(name: &str) -> Error {
 pub fn check_byteorder(archive: &Archive<'_>) -> Result<()> {
     // Before 1.13 there is no such record; whoever wrote big endian then cannot be told.
     let Some(record) = archive.record("byteorder")? else { return Ok(()) };
-    match archive.read(&record, 16)?.as_slice() {
+    match archive.read_checked(&record, 16)?.as_slice() {
         b"little" => Ok(()),
         b"big" => {
             let what = "the numbers are big endian, which is not read";

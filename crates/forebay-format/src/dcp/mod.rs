@@ -1,5 +1,6 @@
 //! Checkpoints of `torch.distributed.checkpoint` (DCP): `.metadata` and `.distcp` files.
 
+pub mod metadata;
 mod write;
 
 pub use write::{

@@ -208,6 +208,17 @@ impl<'a> Graph<'a> {
         }
     }
 
+    /// How many texts, byte strings and long integers there are.
+    pub(crate) fn texts(&self) -> usize {
+        self.spans.len()
+    }
+
+    /// The number of a text among these; the same text written twice has two. For tables beside the graph.
+    #[inline]
+    pub(crate) fn text_number(&self, value: Value) -> Option<usize> {
+        (value.tag() == Tag::Text).then(|| value.payload())
+    }
+
     /// The text, where the value is one.
     pub fn as_str(&self, value: Value) -> Option<&str> {
         (value.tag() == Tag::Text).then(|| self.text(value))

@@ -142,6 +142,8 @@ codes! {
     Fenced = "fenced", System;
     /// Another attempt at the same step was committed first.
     LostCommit = "lost_commit", System;
+    /// The ranks of a job do not see each other's files: the storage is not shared.
+    NotShared = "not_shared", System;
     /// The operation was cancelled.
     Cancelled = "cancelled", System;
     /// The operation did not end in its time.

@@ -87,6 +87,9 @@ fn small_items_stay_together() {
     let of_small = items.iter().zip(&writers).filter(|(item, _)| item.bytes < SMALL_BYTES);
     assert_eq!(of_small.map(|(_, writer)| writer).collect::<BTreeSet<_>>().len(), 1);
     assert_eq!(writers.iter().collect::<BTreeSet<_>>().len(), 512);
+    // The order of a list says nothing.
+    let either = [Replicated { bytes: 9, ranks: &[1, 0] }, Replicated { bytes: 9, ranks: &[0, 1] }];
+    assert_eq!(assign_writers(&either).unwrap(), [0, 0]);
     // So many of them that one rank would be late: bundles, of which each rank has one.
     let many = vec![Replicated { bytes: SMALL_BYTES - 1, ranks: &all[..8] }; 16 * 256];
     let writers = assign_writers(&many).unwrap();

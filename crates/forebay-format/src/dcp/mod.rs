@@ -5,6 +5,6 @@ mod write;
 
 pub use write::{
     FILE_ALIGN, FileLayout, GlueSource, ItemLayout, ItemSpec, KeyStep, LayoutOptions,
-    MetadataWriter, ObjectItem, PlacedItem, SMALL_ALIGN, Segment, StorageMeta, TensorProps,
-    TorchDtype, Value, plan_files,
+    MetadataWriter, ObjectItem, PlacedItem, PlainValue, SMALL_ALIGN, Segment, StorageMeta,
+    TensorProps, TorchDtype, plan_files,
 };

@@ -10,7 +10,10 @@ use forebay_error::{Code, Error, Result};
 use forebay_tensor::Dtype;
 
 macro_rules! torch_dtypes {
-    ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal, $bytes:literal, $class:expr, $dtype:expr;)+) => {
+    ($(
+        $(#[doc = $doc:literal])+
+        $variant:ident = $name:literal, $bytes:literal, $class:expr, $dtype:expr;
+    )+) => {
         /// A data type of torch that `torch.save` writes.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
@@ -37,8 +40,8 @@ macro_rules! torch_dtypes {
                 match self { $(TorchDtype::$variant => $class,)+ }
             }
 
-            /// The type with the same bits in safetensors files. Sides differ for [`TorchDtype::Float4E2M1X2`] alone: its
-            /// element is a byte, that of [`Dtype::F4`] half of one.
+            /// The type with the same bits in safetensors files. Sides differ for [`TorchDtype::Float4E2M1X2`] alone:
+            /// its element is a byte, that of [`Dtype::F4`] half of one.
             pub fn dtype(self) -> Option<Dtype> {
                 match self { $(TorchDtype::$variant => $dtype,)+ }
             }

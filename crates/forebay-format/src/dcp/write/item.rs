@@ -1,8 +1,8 @@
 //! One tensor as `torch.save` would write it: the bytes before and after its own.
 //!
 //! An archive of four records: `archive/data.pkl` (how the tensor is made from a storage), `archive/byteorder`,
-//! `archive/version`, and last `archive/data/0`, the storage. The bytes of the tensor are near the end, and an extra field
-//! in front of them pads so that they start where they should.
+//! `archive/version`, and last `archive/data/0`, the storage. The bytes of the tensor are near the end, and an extra
+//! field in front of them pads so that they start where they should.
 
 use forebay_error::Result;
 
@@ -33,8 +33,8 @@ pub struct ItemLayout {
 }
 
 impl ItemLayout {
-    /// The item of a row-major tensor, to start at byte `offset` of a file, its data on a multiple of `align` (a power of
-    /// two, at most 16 Ki) bytes of the file. Tensors without bytes are not aligned.
+    /// The item of a row-major tensor, to start at byte `offset` of a file, its data on a multiple of `align` (a power
+    /// of two, at most 16 Ki) bytes of the file. Tensors without bytes are not aligned.
     pub fn new(dtype: TorchDtype, shape: &[u64], offset: u64, align: u64) -> Result<Self> {
         let (elements, data_bytes) = dtype.size(shape)?;
         let pickle = pickle(dtype, shape, elements);

@@ -7,8 +7,8 @@ use forebay_error::Result;
 use super::files::{ItemSpec, LayoutOptions, too_large};
 use super::item::{ItemLayout, SMALL_ALIGN};
 
-/// Segments and the data of large tensors start on multiples of this many bytes: the logical block of nearly all drives,
-/// so that direct I/O can write them as they are.
+/// Segments and the data of large tensors start on multiples of this many bytes: the logical block of nearly all
+/// drives, so that direct I/O can write them as they are.
 pub const FILE_ALIGN: u64 = 4096;
 
 /// One item in a file.

@@ -74,9 +74,9 @@ fn parts_out_of_order_and_left_out_are_refused() {
     assert!(writer.chunk(&[4], &[0]).is_err());
     writer.stored(1, 0, "f", 1, 1).unwrap();
     assert!(writer.stored(1, 0, "f", 1, 1).is_err(), "one too many");
-    let mut deep = Value::None;
+    let mut deep = PlainValue::None;
     for _ in 0..20 {
-        deep = Value::List(vec![deep]);
+        deep = PlainValue::List(vec![deep]);
     }
     let mut writer = start();
     writer.stored(0, 0, "f", 0, 1).unwrap();

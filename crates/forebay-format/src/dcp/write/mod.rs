@@ -1,7 +1,7 @@
 //! Writing checkpoints in the stock form of `torch.distributed.checkpoint`: bytes and places, no I/O.
 //!
-//! A data file is a row of **items**. Each item is a complete zip archive such as `torch.save` makes, so that stock torch
-//! opens it with `torch.load`; the zip format serves as a header and a trailer around the tensor's bytes:
+//! A data file is a row of **items**. Each item is a complete zip archive such as `torch.save` makes, so that stock
+//! torch opens it with `torch.load`; the zip format serves as a header and a trailer around the tensor's bytes:
 //!
 //! ```text
 //! item    head: records data.pkl, byteorder, version; local header of data/0, padded     ItemLayout::head
@@ -12,10 +12,10 @@
 //! Every length follows from dtype, shape and place alone, so all offsets are known before a byte is written; the only
 //! things that wait for the data are the two places of its CRC-32, one in the head and one in the tail.
 //!
-//! **Who writes what.** [`plan_files`] places the items of one rank in files and cuts each file into segments. The *body*
-//! of a large tensor is as many whole blocks of 4096 bytes as it has: it goes to the file straight from where it is.
-//! All between bodies (heads, tails, small items, the last bytes of large ones) is *glue*: [`FileLayout::glue`] renders it
-//! when the CRCs are known. Both start and end on block boundaries, so direct I/O can write all of it; only
+//! **Who writes what.** [`plan_files`] places the items of one rank in files and cuts each file into segments. The
+//! *body* of a large tensor is as many whole blocks of 4096 bytes as it has: it goes to the file straight from where it
+//! is. All between bodies (heads, tails, small items, the last bytes of large ones) is *glue*: [`FileLayout::glue`]
+//! renders it when the CRCs are known. Both start and end on block boundaries, so direct I/O can write all of it; only
 //! the end of a file is ragged.
 //!
 //! **What makes them a checkpoint** is `.metadata`, a pickle of the class `Metadata`. [`MetadataWriter`] streams it.
@@ -31,6 +31,7 @@ mod metadata;
 mod object;
 mod pickle;
 mod pickler;
+mod records;
 mod value;
 mod zip;
 
@@ -46,4 +47,4 @@ pub use item::{ItemLayout, SMALL_ALIGN};
 pub use layout::{FILE_ALIGN, FileLayout, PlacedItem, Segment};
 pub use metadata::{KeyStep, MetadataWriter, TensorProps};
 pub use object::ObjectItem;
-pub use value::{StorageMeta, Value};
+pub use value::{PlainValue, StorageMeta};

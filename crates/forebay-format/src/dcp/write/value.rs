@@ -6,8 +6,8 @@ use super::pickler::Pickler;
 /// Which save it was, as stock torch records it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StorageMeta {
-    /// Where the checkpoint was saved: an address for people. Plain text, since a path object of one Python is unknown to
-    /// another.
+    /// Where the checkpoint was saved: an address for people. Plain text, since a path object of one Python is unknown
+    /// to another.
     pub checkpoint_id: String,
     /// An identifier of the save, by convention a UUID.
     pub save_id: String,
@@ -15,7 +15,7 @@ pub struct StorageMeta {
 
 /// A plain Python value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Value {
+pub enum PlainValue {
     /// `None`.
     None,
     /// `True` or `False`.
@@ -25,15 +25,15 @@ pub enum Value {
     /// Text.
     Text(String),
     /// A list.
-    List(Vec<Value>),
+    List(Vec<PlainValue>),
     /// A dict with keys of text.
-    Dict(Vec<(String, Value)>),
+    Dict(Vec<(String, PlainValue)>),
 }
 
 /// Values deeper than this are refused: they are for a handful of facts.
 const MAX_DEPTH: usize = 16;
 
-impl Value {
+impl PlainValue {
     pub(super) fn too_deep(&self) -> bool {
         self.deeper_than(MAX_DEPTH)
     }
@@ -41,29 +41,29 @@ impl Value {
     fn deeper_than(&self, depth: usize) -> bool {
         let Some(left) = depth.checked_sub(1) else { return true };
         match self {
-            Value::List(values) => values.iter().any(|value| value.deeper_than(left)),
-            Value::Dict(pairs) => pairs.iter().any(|(_, value)| value.deeper_than(left)),
+            PlainValue::List(values) => values.iter().any(|value| value.deeper_than(left)),
+            PlainValue::Dict(pairs) => pairs.iter().any(|(_, value)| value.deeper_than(left)),
             _ => false,
         }
     }
 }
 
 impl<W: std::io::Write> Pickler<W> {
-    pub(super) fn value(&mut self, value: &Value) {
+    pub(super) fn value(&mut self, value: &PlainValue) {
         let out = self.bytes();
         match value {
-            Value::None => out.push(pickle::NONE),
-            Value::Bool(value) => pickle::boolean(out, *value),
-            Value::Int(value) => pickle::signed(out, *value),
-            Value::Text(value) => pickle::text(out, value),
-            Value::List(values) => {
+            PlainValue::None => out.push(pickle::NONE),
+            PlainValue::Bool(value) => pickle::boolean(out, *value),
+            PlainValue::Int(value) => pickle::signed(out, *value),
+            PlainValue::Text(value) => pickle::text(out, value),
+            PlainValue::List(values) => {
                 self.bytes().extend_from_slice(&[pickle::EMPTY_LIST, pickle::MARK]);
                 for value in values {
                     self.value(value);
                 }
                 self.bytes().push(pickle::APPENDS);
             }
-            Value::Dict(pairs) => {
+            PlainValue::Dict(pairs) => {
                 self.bytes().extend_from_slice(&[pickle::EMPTY_DICT, pickle::MARK]);
                 for (key, value) in pairs {
                     self.word(key);

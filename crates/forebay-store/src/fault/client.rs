@@ -43,13 +43,9 @@ pub(super) struct Refusal {
 }
 
 impl Refusal {
+    /// With the kind of its errno, and the text, which names step and seed.
     pub(super) fn into_io(self) -> io::Error {
-        let kind = io::Error::from_raw_os_error(self.errno).kind();
-        match self.errno {
-            // An error without a text of its own keeps its number, which is what callers look at.
-            libc::EIO | libc::ENOSPC | libc::EDQUOT => io::Error::from_raw_os_error(self.errno),
-            _ => io::Error::new(kind, self.what),
-        }
+        io::Error::new(io::Error::from_raw_os_error(self.errno).kind(), self.what)
     }
 
     pub(super) fn into_error(self, place: &str) -> Error {
@@ -121,8 +117,7 @@ impl Client {
     }
 
     fn describe(&self, index: u64, action: Action, when: When, key: &str) -> String {
-        let seed = self.locked().plan.seed();
-        let seed = seed.map(|seed| format!(", seed {seed}")).unwrap_or_default();
+        let seed = self.locked().seed_text();
         format!("at step {index} ({when:?} {action:?} of `{key}`{seed})")
     }
 
@@ -134,7 +129,12 @@ impl Client {
 impl State {
     fn alive(&self) -> Result<(), Refusal> {
         let Some(step) = self.killed else { return Ok(()) };
-        Err(Refusal { what: format!("{} at step {step}", super::KILLED), errno: libc::EIO })
+        let what = format!("{} at step {step}{}", super::KILLED, self.seed_text());
+        Err(Refusal { what, errno: libc::EIO })
+    }
+
+    fn seed_text(&self) -> String {
+        self.plan.seed().map(|seed| format!(", seed {seed}")).unwrap_or_default()
     }
 
     fn count(

@@ -26,7 +26,7 @@ use crate::key::RECORDS_FOLDER;
 /// Longest wait for another writer, who holds the lock for a look and a rename.
 const WAIT: Duration = Duration::from_secs(60);
 /// Age at which a claim's holder is taken for dead.
-const CLAIM_STALE: Duration = Duration::from_secs(20);
+pub(super) const CLAIM_STALE: Duration = Duration::from_secs(20);
 /// Pause between two tries: the shortest, and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
@@ -121,7 +121,7 @@ fn claim<'a>(
 /// Takes a dead holder's claim away. Of several who try one succeeds: the rename has one winner.
 fn break_stale(store: &PosixStore, path: &str) -> Result<(), Errno> {
     let Some(stat) = store.root.stat(path)? else { return Ok(()) };
-    if store.now().since(&stat) < CLAIM_STALE {
+    if store.now().since(&stat) < store.claim_stale {
         return Ok(());
     }
     let aside = format!("{path}-{}", super::temp::fresh());

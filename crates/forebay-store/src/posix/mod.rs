@@ -36,9 +36,13 @@ mod small;
 mod temp;
 mod version;
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use forebay_engine::RangeSource;
 use forebay_error::{Code, Error, Result};
@@ -60,6 +64,8 @@ pub struct PosixStore {
     /// Folders whose names are on the disk.
     known: Mutex<HashMap<String, FileId>>,
     abilities: OnceLock<Abilities>,
+    /// See [`lock`].
+    claim_stale: Duration,
 }
 
 impl PosixStore {
@@ -90,7 +96,13 @@ impl PosixStore {
     }
 
     pub(crate) fn with_files(root: Arc<Root>, files: Arc<dyn Files>) -> Self {
-        Self { root, files, known: Mutex::new(HashMap::new()), abilities: OnceLock::new() }
+        Self {
+            root,
+            files,
+            known: Mutex::new(HashMap::new()),
+            abilities: OnceLock::new(),
+            claim_stale: lock::CLAIM_STALE,
+        }
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<String, FileId>> {

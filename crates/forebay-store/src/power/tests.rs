@@ -77,6 +77,25 @@ fn a_folder_whose_parent_was_not_synced_is_seen_to_vanish() {
 }
 
 #[test]
+fn a_store_does_not_trust_a_folder_that_another_left_unsynced() {
+    let folder = tempfile::tempdir().unwrap();
+    let recording = Recording::start(folder.path()).unwrap();
+    // Another client was killed right after its mkdir.
+    recording.recorder.make_folder("step").unwrap();
+    recording.recorder.make_folder("step/deep").unwrap();
+    let store = recording.store();
+    store.create_data("step/deep/d", 1).unwrap().seal().unwrap();
+    let image = recording.image(recording.changes(), Survival::Synced);
+    assert!(image.contents().contains_key("step/deep/d"));
+    // Pruned and made again by others, at a new inode or the old one.
+    assert!(store.remove("step/deep/d").unwrap());
+    recording.recorder.make_folder("step").unwrap();
+    store.put("step/a", b"1").unwrap();
+    let image = recording.image(recording.changes(), Survival::Synced);
+    assert!(image.contents().contains_key("step/a"));
+}
+
+#[test]
 fn the_same_seed_gives_the_same_image() {
     let folder = tempfile::tempdir().unwrap();
     let recording = Recording::start(folder.path()).unwrap();

@@ -1,7 +1,7 @@
 //! From names and regions to a plan.
 
 use forebay_error::{Code, Error, Result};
-use forebay_format::{Catalog, TensorEntry};
+use forebay_format::{Catalog, Stored, TensorEntry};
 use forebay_tensor::{Region, byte_len, byte_runs};
 
 use crate::plan::{Move, Plan};
@@ -89,7 +89,7 @@ impl Selection {
 /// Adds the moves of one tensor or region; returns its bytes.
 fn add_moves(catalog: &Catalog, want: &Wanted, target: u32, moves: &mut Vec<Move>) -> Result<u64> {
     let Some(entry) = catalog.tensors.get(want.tensor) else { return Ok(0) };
-    if !entry.pieces.is_empty() {
+    if entry.stored != Stored::Run {
         return add_pieces(entry, want.region.as_ref(), target, moves)
             .map_err(|error| error.at(format!("tensor {:?}", entry.name)));
     }

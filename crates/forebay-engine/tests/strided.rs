@@ -9,7 +9,7 @@ use std::path::Path;
 
 use common::*;
 use forebay_engine::{EngineConfig, LoadOptions, PathChoice, Selection, Wanted, sources_of};
-use forebay_format::{Model, Piece, open_model, read_tensor};
+use forebay_format::{Model, Piece, Stored, open_model, read_tensor};
 use forebay_tensor::{Region, byte_runs};
 
 fn model() -> Model {
@@ -58,7 +58,7 @@ fn check(model: &Model, wanted: Vec<Wanted>) {
 fn strided_tensors_arrive_row_major() {
     let model = model();
     let all = 0..model.catalog.tensors.len();
-    let strided = all.clone().filter(|&at| !model.catalog.tensors[at].pieces.is_empty());
+    let strided = all.clone().filter(|&at| model.catalog.tensors[at].stored != Stored::Run);
     assert!(strided.count() > 8, "the file holds tensors with strides");
     check(&model, all.map(|tensor| Wanted { tensor, region: None }).collect());
 }
@@ -90,7 +90,7 @@ fn a_tensor_in_several_pieces_is_put_together() {
         offset: entry.offset + column * 4,
         strides: Some(vec![4, 1]),
     };
-    entry.pieces = vec![piece(0), piece(2)];
+    entry.stored = Stored::Pieces(vec![piece(0), piece(2)]);
     assert_eq!(whole(&model, at), before);
     let region = Region::new(vec![1, 1], vec![4, 2]).unwrap();
     check(&model, vec![Wanted { tensor: at, region: None }]);

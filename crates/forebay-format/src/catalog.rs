@@ -57,9 +57,48 @@ pub struct TensorEntry {
     pub offset: u64,
     /// Bytes, row-major.
     pub bytes: u64,
-    /// Where its elements are if they do not lie in one row-major run from `offset` on; they cover the tensor without
-    /// overlap, and `file` and `offset` are those of the first. Empty where they do.
-    pub pieces: Vec<Piece>,
+    /// How it lies there.
+    pub stored: Stored,
+}
+
+/// How a tensor is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// Row-major, in one run from the entry's offset on.
+    Run,
+    /// In pieces that cover it without overlap; file and offset of the entry are those of the first.
+    Pieces(Vec<Piece>),
+    /// In an item that was not opened, which starts at the entry's offset; or that could not be, and why.
+    Unopened(Option<Fault>),
+}
+
+/// Why something cannot be had, kept until somebody asks for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The code of the error.
+    pub code: Code,
+    /// What is wrong.
+    pub what: String,
+    /// Where.
+    pub place: Option<String>,
+}
+
+impl Fault {
+    /// The error again.
+    pub fn error(&self) -> Error {
+        let error = Error::new(self.code, self.what.clone());
+        match &self.place {
+            Some(place) => error.at(place),
+            None => error,
+        }
+    }
+}
+
+impl From<&Error> for Fault {
+    fn from(error: &Error) -> Self {
+        let place = error.place().map(str::to_owned);
+        Self { code: error.code(), what: error.what().to_owned(), place }
+    }
 }
 
 /// A part of a tensor that is stored somewhere.

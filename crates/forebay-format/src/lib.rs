@@ -20,7 +20,7 @@ pub mod folder;
 pub mod index;
 mod model;
 mod open_file;
-mod parallel;
+pub mod parallel;
 mod pieces;
 pub mod pickle;
 pub mod safetensors;
@@ -29,7 +29,9 @@ mod text;
 mod torch_file;
 pub mod torch_zip;
 
-pub use catalog::{Catalog, CatalogFile, Check, Format, ObjectEntry, Piece, TensorEntry};
+pub use catalog::{
+    Catalog, CatalogFile, Check, Fault, Format, ObjectEntry, Piece, Stored, TensorEntry,
+};
 pub use digest::{hex, sha256_extent};
 pub use model::{Model, open_files, open_model};
 pub use open_file::{Identity, OpenFile};

@@ -1,6 +1,6 @@
 //! Opening a model: from a path to a catalog and open files.
 
-use crate::catalog::{Catalog, CatalogFile, Check, Format, ObjectEntry, TensorEntry};
+use crate::catalog::{Catalog, CatalogFile, Check, Format, ObjectEntry, Stored, TensorEntry};
 use crate::folder::{self, Choice};
 use crate::index::{Index, MAX_FILES};
 use crate::open_file::OpenFile;
@@ -268,7 +268,7 @@ impl Parts {
             file: place,
             offset: header.data_start + tensor.begin,
             bytes: tensor.end - tensor.begin,
-            pieces: Vec::new(),
+            stored: Stored::Run,
         }));
         header.warnings
     }
@@ -276,7 +276,9 @@ impl Parts {
     fn add_torch(&mut self, place: usize, torch: TorchFile) -> Vec<String> {
         self.tensors.extend(torch.tensors.into_iter().map(|mut tensor| {
             tensor.file = place;
-            tensor.pieces.iter_mut().for_each(|piece| piece.file = place);
+            if let Stored::Pieces(pieces) = &mut tensor.stored {
+                pieces.iter_mut().for_each(|piece| piece.file = place);
+            }
             tensor
         }));
         self.checks.extend(torch.checks.into_iter().map(|check| Check { file: place, ..check }));

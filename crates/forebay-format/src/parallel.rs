@@ -9,7 +9,7 @@ const THREADS: usize = 16;
 
 /// What `work` says about each item, in order. The calling thread works too, so that a machine out of threads is slow
 /// and not stuck.
-pub(crate) fn map<T, R>(items: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Vec<Result<R>>
+pub fn map<T, R>(items: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Vec<Result<R>>
 where
     T: Sync,
     R: Send,

@@ -1,7 +1,7 @@
 //! Tensors that lie in pieces: which bytes of which file go where in a row-major target, and how to read them without
 //! the engine.
 
-use crate::catalog::{Catalog, TensorEntry};
+use crate::catalog::{Catalog, Fault, Piece, Stored, TensorEntry};
 use crate::open_file::OpenFile;
 use crate::torch_zip::buffer;
 use forebay_error::{Code, Error, Result};
@@ -39,15 +39,25 @@ impl Placed {
 }
 
 impl TensorEntry {
-    /// The copies that make a region of the tensor, row-major; `None` is all of it. For a tensor in pieces.
+    /// The copies that make a region of the tensor, row-major; `None` is all of it.
     ///
-    /// Errors: `misaligned` for a region of elements below a byte that does not fall on bytes, `overflow` where a place
+    /// Errors: that for which its item could not be opened; `misaligned` for a region of elements below a byte that does not fall on bytes, `overflow` where a place
     /// leaves 64 bits.
     pub fn gathers(&self, region: Option<&Region>) -> Result<Vec<Placed>> {
         let whole = Region::whole(&self.shape);
         let region = region.unwrap_or(&whole);
+        let run;
+        let pieces = match &self.stored {
+            Stored::Pieces(pieces) => pieces,
+            Stored::Run => {
+                let (file, offset) = (self.file, self.offset);
+                run = vec![Piece { region: whole.clone(), file, offset, strides: None }];
+                &run
+            }
+            Stored::Unopened(fault) => return Err(self.unopened(fault.as_ref())),
+        };
         let mut placed = Vec::new();
-        for piece in &self.pieces {
+        for piece in pieces {
             let memory = match &piece.strides {
                 Some(strides) => Strides { offset: 0, strides: strides.clone() },
                 None => Strides::row_major(&piece.region.sizes),
@@ -66,9 +76,18 @@ impl TensorEntry {
         Ok(placed)
     }
 
-    /// The files that hold it, and the bytes of each that it can touch: (file, first byte, byte after the last).
+    /// The error for a tensor whose item is not open.
+    fn unopened(&self, fault: Option<&Fault>) -> Error {
+        match fault {
+            Some(fault) => fault.error(),
+            None => Error::new(Code::Internal, "the tensor was listed, its item was not opened"),
+        }
+        .at(format!("tensor {}", crate::text::quoted(&self.name)))
+    }
+
+    /// The bytes of files that it can touch: (file, first byte, byte after the last).
     pub fn extents(&self) -> Result<Vec<(usize, u64, u64)>> {
-        if self.pieces.is_empty() {
+        if self.stored == Stored::Run {
             return Ok(vec![(self.file, self.offset, self.offset.saturating_add(self.bytes))]);
         }
         let extent =
@@ -83,7 +102,7 @@ pub fn read_tensor(
     entry: &TensorEntry,
     mut each: impl FnMut(&[u8]) -> Result<()>,
 ) -> Result<()> {
-    if entry.pieces.is_empty() {
+    if entry.stored == Stored::Run {
         let file = file_of(files, entry.file)?;
         let mut piece = buffer(entry.bytes.min(READ_BYTES))?;
         let mut done = 0;

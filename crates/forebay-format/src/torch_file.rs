@@ -3,7 +3,7 @@
 //! What cannot be read as a tensor here (sparse, quantized, complex128) is left out with a warning; damage is an error.
 //! Two names of one storage are two tensors with the same bytes.
 
-use crate::catalog::{Check, ObjectEntry, Piece, TensorEntry};
+use crate::catalog::{Check, ObjectEntry, Piece, Stored, TensorEntry};
 use crate::open_file::OpenFile;
 use crate::pickle::{Options, parse};
 use crate::text::{quoted, shown};
@@ -114,12 +114,14 @@ fn entry(name: String, view: &View, record: Option<Record>) -> Result<TensorEntr
     let bytes = view.bytes();
     // A tensor without elements may start anywhere.
     let offset = if bytes == 0 { record.offset } else { record.offset + view.start_bytes() };
-    let mut pieces = Vec::new();
-    if !view.is_row_major() {
-        let region = Region::whole(&view.shape);
-        let strides = Some(view.memory.strides.clone());
-        pieces.push(Piece { region, file: 0, offset, strides });
-    }
+    let stored = match view.is_row_major() {
+        true => Stored::Run,
+        false => {
+            let region = Region::whole(&view.shape);
+            let strides = Some(view.memory.strides.clone());
+            Stored::Pieces(vec![Piece { region, file: 0, offset, strides }])
+        }
+    };
     Ok(TensorEntry {
         name,
         dtype: view.dtype,
@@ -127,7 +129,7 @@ fn entry(name: String, view: &View, record: Option<Record>) -> Result<TensorEntr
         file: 0,
         offset,
         bytes,
-        pieces,
+        stored,
     })
 }
 

@@ -6,7 +6,7 @@
 use forebay_error::Code;
 use forebay_format::pickle::{Options, parse};
 use forebay_format::torch_zip::{Archive, PlainValue, ReadAt, View, leaves, tensor};
-use forebay_format::{Catalog, Model, hex, open_model, read_tensor, sha256_tensor, verify_checks};
+use forebay_format::{Catalog, Model, Stored, hex, open_model, read_tensor, sha256_tensor, verify_checks};
 use forebay_tensor::{Dtype, Region};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -107,7 +107,7 @@ fn long_integers_keep_every_digit() {
 #[test]
 fn row_major_tensors_are_plain_extents() {
     let model = open("strided.pt");
-    let plain = |name: &str| model.catalog.get(name).unwrap().pieces.is_empty();
+    let plain = |name: &str| model.catalog.get(name).unwrap().stored == Stored::Run;
     for name in ["whole", "rows", "one_row", "tied"] {
         assert!(plain(name), "{name} is in pieces");
     }

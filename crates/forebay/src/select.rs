@@ -219,7 +219,7 @@ fn unknown(catalog: &Catalog, pattern: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_format::Format;
+    use forebay_format::{Format, Stored};
     use forebay_tensor::Dtype;
 
     fn catalog() -> Catalog {
@@ -230,6 +230,7 @@ mod tests {
             file: 0,
             offset,
             bytes: shape.iter().product(),
+            stored: Stored::Run,
         };
         let tensors =
             vec![entry("a.w", &[4, 6], 0), entry("a.b", &[4], 24), entry("c[0]", &[], 28)];

@@ -30,7 +30,7 @@ pub use dtype::dtype_of;
 pub use plain::{PlainObject, PlainValue, plain};
 pub use source::ReadAt;
 pub(crate) use source::buffer;
-pub use state::{Leaf, Refused, leaves};
+pub use state::{Leaf, leaves};
 pub use tensor::{View, check_byteorder, tensor};
 
 use crate::text::quoted;

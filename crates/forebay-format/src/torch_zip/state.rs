@@ -7,6 +7,7 @@
 
 use super::plain::{PlainObject, pairs, plain};
 use super::tensor::{View, tensor};
+use crate::catalog::Fault;
 use crate::pickle::{Graph, Node, Value};
 use crate::text::quoted;
 use forebay_error::{Code, Error, Result};
@@ -15,18 +16,9 @@ use forebay_error::{Code, Error, Result};
 #[derive(Clone, Debug)]
 pub enum Leaf {
     /// A tensor, or why it is not read.
-    Tensor(Result<View, Refused>),
+    Tensor(Result<View, Fault>),
     /// Anything else.
     Object(PlainObject),
-}
-
-/// Why a tensor is not read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refused {
-    /// The code of the error.
-    pub code: Code,
-    /// In words.
-    pub what: String,
 }
 
 /// How deep the state may be nested.
@@ -102,7 +94,7 @@ impl Walk<'_, '_> {
                 Err(error) if error.code() == Code::InvalidItem => {
                     return Err(error.at(format!("tensor {}", quoted(name))));
                 }
-                Err(error) => Err(Refused { code: error.code(), what: error.what().to_owned() }),
+                Err(error) => Err(Fault::from(&error)),
             };
             return self.add(name, Leaf::Tensor(view));
         }

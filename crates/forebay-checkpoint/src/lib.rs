@@ -1,7 +1,11 @@
 //! Distributed checkpoints: what a step holds, how it is saved, committed, restored and checked.
 //!
+//! - [`audit`]: a second look at manifests, by code that shares nothing with what writes and reads them.
+//! - [`commit`]: how a step becomes visible, all of it or none.
 //! - [`model`]: what a checkpoint holds, wherever it was read from.
 //! - [`manifest`]: the same on disk, for checkpoints of ours: written in parts, read in ranges.
 
+pub mod audit;
+pub mod commit;
 pub mod manifest;
 pub mod model;

@@ -1,0 +1,309 @@
+//! Removing what dead attempts left.
+//!
+//! In two passes with a pause between: first every doomed attempt loses its right to publish
+//! ([`withdraw`](super::withdraw)); then, when a publication under way has had time to show, the commit point is read
+//! again and only then data is removed. Nothing that the commit refers to is ever removed, nor anything that does not
+//! carry an attempt's name; a folder whose commit cannot be read is left alone.
+
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
+
+use forebay_error::{Code, Error, Result};
+use forebay_store::{Expect, Listed, Published};
+
+use super::id::AttemptId;
+use super::names::Layout;
+use super::readers::{READ_LEASE, wait_for_readers};
+use super::record::Failure;
+use super::root::{LIST_MAX, Root};
+use super::steps::{Census, CommitInfo};
+use super::withdraw::{is_awake, layouts, withdraw};
+
+/// No write of a small object takes that long: its temporary object may go.
+const TEMP_AGE: Duration = Duration::from_secs(3600);
+
+/// How names of what was `.metadata` of a pruned step start.
+pub(crate) const UNPUBLISHED: &str = "unpublished";
+
+/// How a collection goes about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GcOptions {
+    /// How old, by the store's clock, everything of an attempt must be; and how long ago a commit must have been replaced or
+    /// unpublished, for readers that take no leases.
+    pub grace: Duration,
+    /// Between taking the right to publish and removing data: longer than a publication takes that has been sent off.
+    pub settle: Duration,
+    /// How long to wait for readers with a lease.
+    pub patience: Duration,
+    /// Only say what would be removed.
+    pub dry_run: bool,
+}
+
+impl Default for GcOptions {
+    fn default() -> Self {
+        Self {
+            grace: Duration::from_secs(900),
+            settle: Duration::from_secs(2),
+            patience: READ_LEASE * 2,
+            dry_run: false,
+        }
+    }
+}
+
+/// What was removed, what not, and why.
+#[derive(Debug, Default)]
+pub struct GcReport {
+    /// Removed (or to be), with their bytes.
+    pub removed: Vec<(String, u64)>,
+    /// Attempts that were left alone: their step's folder, which, why.
+    pub kept: Vec<(String, AttemptId, String)>,
+    /// Folders and objects at which something went wrong; the rest was done.
+    pub failed: Vec<(String, Error)>,
+}
+
+impl GcReport {
+    /// Bytes of what was removed.
+    pub fn bytes(&self) -> u64 {
+        self.removed.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    fn keep(&mut self, layout: &Layout, attempt: AttemptId, why: &str) {
+        self.kept.push((layout.prefix().to_owned(), attempt, why.to_owned()));
+    }
+}
+
+/// Collects in all step folders of a root.
+pub fn gc(root: &Root, options: &GcOptions) -> Result<GcReport> {
+    Ok(collect(root, &layouts(root)?, options))
+}
+
+/// Collects in one folder that holds a step.
+pub fn gc_folder(root: &Root, layout: &Layout, options: &GcOptions) -> GcReport {
+    collect(root, std::slice::from_ref(layout), options)
+}
+
+fn collect(root: &Root, layouts: &[Layout], options: &GcOptions) -> GcReport {
+    let mut report = GcReport::default();
+    let mut doomed: BTreeMap<usize, Vec<AttemptId>> = BTreeMap::new();
+    for (at, layout) in layouts.iter().enumerate() {
+        match mark(root, layout, options, &mut report) {
+            Ok(attempts) if attempts.is_empty() => {}
+            Ok(attempts) => drop(doomed.insert(at, attempts)),
+            Err(error) => report.failed.push((layout.prefix().to_owned(), error)),
+        }
+    }
+    if !options.dry_run && !doomed.is_empty() {
+        root.clock.sleep(options.settle);
+    }
+    for (at, attempts) in doomed {
+        let Some(layout) = layouts.get(at) else { continue };
+        if let Err(error) = sweep(root, layout, &attempts, options, &mut report) {
+            report.failed.push((layout.prefix().to_owned(), error));
+        }
+    }
+    report
+}
+
+/// First pass: which attempts go; they lose the right to publish.
+fn mark(
+    root: &Root,
+    layout: &Layout,
+    options: &GcOptions,
+    report: &mut GcReport,
+) -> Result<Vec<AttemptId>> {
+    let census = Census::take(root, layout)?;
+    let commit = census.commit(root)?;
+    if let Some(damage) = commit.as_ref().and_then(|commit| commit.damage.clone()) {
+        let what = "the commit cannot be read, so nothing here is removed";
+        return Err(Error::new(Code::InvalidMetadata, what).at(layout.metadata()).hint(damage));
+    }
+    remove_temps(root, &census, options, report);
+    let current = commit.as_ref().and_then(|commit| commit.attempt);
+    let mut doomed = Vec::new();
+    for attempt in census.attempts.keys().copied().filter(|attempt| Some(*attempt) != current) {
+        if let Some(why) = spared(&census, commit.as_ref(), attempt, options) {
+            report.keep(layout, attempt, why);
+            continue;
+        }
+        if !options.dry_run {
+            let what = "the attempt was given up for dead and collected";
+            withdraw(root, layout, attempt, Failure::new(Code::Fenced, what))?;
+        }
+        doomed.push(attempt);
+    }
+    if let Some(current) = current
+        && census.age(current) >= options.grace
+        && !options.dry_run
+    {
+        tidy_commit(root, &census, current, report);
+    }
+    Ok(doomed)
+}
+
+fn spared(
+    census: &Census,
+    commit: Option<&CommitInfo>,
+    attempt: AttemptId,
+    options: &GcOptions,
+) -> Option<&'static str> {
+    if census.age(attempt) < options.grace {
+        return Some("something of it is younger than the grace time");
+    }
+    if commit.is_some_and(|commit| commit.age < options.grace) {
+        return Some("it may have been replaced within the grace time");
+    }
+    None
+}
+
+/// Records of the commit's own attempt that nobody needs any more: a rank that was killed after the commit left them.
+fn tidy_commit(root: &Root, census: &Census, attempt: AttemptId, report: &mut GcReport) {
+    let prefix = census.layout.records(attempt);
+    for object in census.attempts.get(&attempt).into_iter().flatten() {
+        let needed = ["decision", "outcome"];
+        let record = object.key.strip_prefix(&prefix);
+        if record.is_some_and(|name| !needed.contains(&name)) {
+            remove(root, object, report);
+        }
+    }
+}
+
+fn remove_temps(root: &Root, census: &Census, options: &GcOptions, report: &mut GcReport) {
+    let old = census.temps.iter().filter(|object| object.age.0 >= options.grace.max(TEMP_AGE));
+    for object in old {
+        if options.dry_run {
+            report.removed.push((object.key.clone(), object.bytes));
+        } else {
+            remove(root, object, report);
+        }
+    }
+}
+
+/// Second pass: look again, then remove.
+pub(crate) fn sweep(
+    root: &Root,
+    layout: &Layout,
+    attempts: &[AttemptId],
+    options: &GcOptions,
+    report: &mut GcReport,
+) -> Result<()> {
+    for attempt in attempts {
+        rescue(root, layout, *attempt)?;
+    }
+    let census = Census::take(root, layout)?;
+    if !options.dry_run && !census.readers.is_empty() {
+        let idle = wait_for_readers(root, layout, options.patience)?;
+        if !idle {
+            for attempt in attempts {
+                report.keep(layout, *attempt, "a restore is reading the step");
+            }
+            return Ok(());
+        }
+    }
+    // After the readers: everything that follows is decided by what is there now.
+    let census = Census::take(root, layout)?;
+    let commit = census.commit(root)?;
+    let needed = needed(root, layout, commit.as_ref())?;
+    for attempt in attempts.iter().copied() {
+        if commit.as_ref().and_then(|commit| commit.attempt) == Some(attempt) {
+            report.keep(layout, attempt, "it was committed a moment ago");
+        } else if !options.dry_run && is_awake(root, layout, attempt)? {
+            report.keep(layout, attempt, "a rank of it has woken up");
+        } else {
+            remove_attempt(root, &census, attempt, &needed, options, report);
+        }
+    }
+    Ok(())
+}
+
+/// Keys of the files that the commit refers to.
+fn needed(root: &Root, layout: &Layout, commit: Option<&CommitInfo>) -> Result<HashSet<String>> {
+    let Some(commit) = commit else { return Ok(HashSet::new()) };
+    if let Some(damage) = &commit.damage {
+        let what = "the commit cannot be read, so nothing here is removed";
+        return Err(Error::new(Code::InvalidMetadata, what).at(layout.metadata()).hint(damage));
+    }
+    let recorded = commit.files.iter().map(|file| layout.file(&file.name));
+    let mut needed: HashSet<String> = recorded.collect();
+    if needed.is_empty()
+        && let Some(source) = root.open_metadata(layout)?
+    {
+        let files = root.identify.files(source.as_ref())?;
+        needed.extend(files.iter().map(|name| layout.file(name)));
+    }
+    Ok(needed)
+}
+
+/// When a record of a dead attempt goes: what explains the rest goes last.
+fn turn(record: Option<&str>) -> u8 {
+    match record {
+        None => 0,
+        Some("removing") => 3,
+        Some("decision") => 4,
+        Some(name) if name == "outcome" || name.starts_with(UNPUBLISHED) => 2,
+        Some(_) => 1,
+    }
+}
+
+/// Data first, and what explains it last, so that a collector that is killed leaves something the next one understands.
+fn remove_attempt(
+    root: &Root,
+    census: &Census,
+    attempt: AttemptId,
+    needed: &HashSet<String>,
+    options: &GcOptions,
+    report: &mut GcReport,
+) {
+    let prefix = census.layout.records(attempt);
+    let objects = census.attempts.get(&attempt).into_iter().flatten();
+    let mut objects: Vec<&Listed> =
+        objects.filter(|object| !needed.contains(&object.key)).collect();
+    objects.sort_by_key(|object| turn(object.key.strip_prefix(&prefix)));
+    for object in objects {
+        if options.dry_run {
+            report.removed.push((object.key.clone(), object.bytes));
+        } else if !remove(root, object, report) {
+            // Its explanation must outlive it.
+            return;
+        }
+    }
+}
+
+/// Whether it is gone.
+fn remove(root: &Root, object: &Listed, report: &mut GcReport) -> bool {
+    match root.store.remove(&object.key) {
+        Ok(true) => report.removed.push((object.key.clone(), object.bytes)),
+        Ok(false) => {}
+        Err(error) => {
+            report.failed.push((object.key.clone(), error));
+            return false;
+        }
+    }
+    true
+}
+
+/// Puts a commit back that was moved aside for another: one that was published between a remover's last look and its move.
+pub(crate) fn rescue(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<()> {
+    let prefix = layout.records(attempt);
+    for (name, _) in root.store.names(&prefix, LIST_MAX)? {
+        if name.starts_with(UNPUBLISHED) {
+            rescue_from(root, layout, attempt, &format!("{prefix}{name}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn rescue_from(root: &Root, layout: &Layout, attempt: AttemptId, aside: &str) -> Result<()> {
+    let source = match root.store.open_data(aside) {
+        Ok(source) => source,
+        Err(error) if error.code() == Code::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if root.identify.attempt(source.as_ref())? == Some(attempt) {
+        return Ok(());
+    }
+    match root.store.publish(aside, &layout.metadata(), &Expect::Absent)? {
+        Published::Done { .. } | Published::Withdrawn => Ok(()),
+        // Somebody has committed since: what was moved aside has been replaced.
+        Published::Lost => root.store.remove(aside).map(drop),
+    }
+}

@@ -1,0 +1,157 @@
+//! Retention: which commits stay, and how the others go.
+//!
+//! Only commits count, and only those of the newest line: a job that was started afresh in the wrong folder must not
+//! prune the months of work before it. The newest is never removed. A removal takes `.metadata` away first, so that no
+//! reader can find a step that lacks files; it waits out a grace time and the leases of readers, looks again, and then
+//! removes the data as a collector does. One that is interrupted anywhere is finished by the next collection.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use forebay_error::{Code, Error, Result};
+use forebay_store::{Expect, Published};
+
+use super::gc::{GcOptions, GcReport, UNPUBLISHED, gc, rescue, sweep};
+use super::id::AttemptId;
+use super::line;
+use super::names::Layout;
+use super::record::Failure;
+use super::root::Root;
+use super::steps::{StepState, steps};
+use super::withdraw::withdraw;
+
+/// Which commits stay.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Retention {
+    /// The last so many; at least one stays.
+    pub keep_last: usize,
+    /// And every step that this divides.
+    pub keep_every: Option<u64>,
+    /// And these.
+    pub pins: BTreeSet<u64>,
+}
+
+/// How a prune goes about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PruneOptions {
+    /// As of a collection.
+    pub gc: GcOptions,
+    /// Waits out the grace time and removes the data in this call; else the data stay until a prune or collection that comes
+    /// after the grace time.
+    pub wait: bool,
+}
+
+/// What was done.
+#[derive(Debug, Default)]
+pub struct PruneReport {
+    /// Steps that are not commits any more (or would not be), oldest first.
+    pub unpublished: Vec<u64>,
+    /// Commits that are on no line that `latest` follows: never pruned, for a person to look at.
+    pub off_line: Vec<u64>,
+    /// Steps that could not be unpublished, and why.
+    pub failed: Vec<(u64, Error)>,
+    /// What was removed.
+    pub gc: GcReport,
+}
+
+impl Retention {
+    /// Which of the commits `line`, in the order of steps, go.
+    pub fn doomed(&self, line: &[u64]) -> Vec<u64> {
+        let kept = line.len().saturating_sub(self.keep_last.max(1));
+        let every = |step: u64| self.keep_every.is_some_and(|n| n > 0 && step.is_multiple_of(n));
+        let goes = |step: &u64| !every(*step) && !self.pins.contains(step);
+        line.iter().take(kept).copied().filter(goes).collect()
+    }
+}
+
+/// Removes the commits that the retention does not keep. Dry runs change nothing.
+pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Result<PruneReport> {
+    let states = steps(root, Duration::ZERO)?;
+    let line = line::of_listing(root, &states)?;
+    let committed = states.iter().filter(|state| state.commit.is_some());
+    let off_line = committed.map(|state| state.step).filter(|step| !line.contains(step)).collect();
+    let mut report = PruneReport { off_line, ..PruneReport::default() };
+    let mut gone: Vec<(Layout, AttemptId)> = Vec::new();
+    for step in retention.doomed(&line) {
+        let Some(attempt) = states.iter().find(|state| state.step == step).and_then(own) else {
+            let what = "the step was not written by Forebay, or its commit cannot be read";
+            let error = Error::new(Code::Unsupported, what);
+            report.failed.push((step, error.hint("remove its folder by hand")));
+            continue;
+        };
+        let layout = Layout::of_step(step);
+        if options.gc.dry_run {
+            report.unpublished.push(step);
+            continue;
+        }
+        match unpublish(root, &layout, attempt) {
+            Ok(true) => {
+                report.unpublished.push(step);
+                gone.push((layout, attempt));
+            }
+            Ok(false) => {}
+            Err(error) => report.failed.push((step, error)),
+        }
+    }
+    if options.wait && !gone.is_empty() {
+        root.clock.sleep(options.gc.grace.max(options.gc.settle));
+        for (layout, attempt) in &gone {
+            sweep(root, layout, &[*attempt], &options.gc, &mut report.gc)?;
+        }
+    } else {
+        report.gc = gc(root, &options.gc)?;
+    }
+    Ok(report)
+}
+
+/// The attempt of a commit that can be removed file by file.
+fn own(state: &StepState) -> Option<AttemptId> {
+    let commit = state.commit.as_ref()?;
+    commit.attempt.filter(|_| commit.damage.is_none())
+}
+
+/// Takes a commit's `.metadata` away; whether it was there and is gone.
+fn unpublish(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<bool> {
+    rescue(root, layout, attempt)?;
+    if root.committed(layout)? != Some(Some(attempt)) {
+        return Ok(false);
+    }
+    // The grace time counts from here, by the store's clock.
+    root.store.put(&layout.record(attempt, "removing"), &[])?;
+    let what = "the step was pruned";
+    withdraw(root, layout, attempt, Failure::new(Code::Fenced, what))?;
+    // A name of its own: two removers must not take each other's find away.
+    let aside = layout.record(attempt, &format!("{UNPUBLISHED}-{:016x}", super::random()));
+    match root.store.publish(&layout.metadata(), &aside, &Expect::Absent) {
+        Ok(Published::Done { .. } | Published::Withdrawn) => {}
+        Ok(Published::Lost) => return Ok(false),
+        Err(error) => {
+            if root.committed(layout)? == Some(Some(attempt)) {
+                return Err(error);
+            }
+        }
+    }
+    // A save of the same step may have been published between the look and the move.
+    rescue(root, layout, attempt)?;
+    Ok(root.committed(layout)? != Some(Some(attempt)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_commit_stays_whatever_the_retention_says() {
+        let line = [10, 20, 25, 30, 35];
+        let keep = |keep_last, keep_every, pins: &[u64]| {
+            let pins = pins.iter().copied().collect();
+            Retention { keep_last, keep_every, pins }.doomed(&line)
+        };
+        assert_eq!(keep(0, None, &[]), [10, 20, 25, 30]);
+        assert_eq!(keep(1, None, &[]), [10, 20, 25, 30]);
+        assert_eq!(keep(2, Some(20), &[]), [10, 25]);
+        assert_eq!(keep(2, Some(0), &[25]), [10, 20]);
+        assert_eq!(keep(9, None, &[]), Vec::<u64>::new());
+        assert_eq!(Retention::default().doomed(&[]), Vec::<u64>::new());
+    }
+}

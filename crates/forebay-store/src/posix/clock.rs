@@ -27,7 +27,6 @@ impl Now {
     }
 }
 
-#[expect(clippy::unnecessary_cast, reason = "the fields have other widths on other systems")]
 fn stamp(stat: &Stat) -> i128 {
     let ns = |seconds, nanos| i128::from(seconds) * 1_000_000_000 + nanos as i128;
     ns(stat.st_mtime, stat.st_mtime_nsec).max(ns(stat.st_ctime, stat.st_ctime_nsec))

@@ -88,20 +88,23 @@ impl PosixStore {
             Err(errno) => return Err(self.failed("cannot remove", key, errno)),
         };
         // Also when it was gone before: whoever removed it may have been killed before this.
-        match self.files.sync_folder(split(key).0) {
-            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => {}
-            Err(errno) => {
-                return Err(self.failed("cannot force the folder to the disk", key, errno));
-            }
-        }
+        self.sync_folder_left(key)?;
         if removed {
             self.tidy(split(key).0);
         }
         Ok(removed)
     }
 
+    /// Forces the folder of a name that is gone to the disk; the folder may be gone too.
+    pub(super) fn sync_folder_left(&self, key: &str) -> Result<()> {
+        match self.files.sync_folder(split(key).0) {
+            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
+            Err(errno) => Err(self.failed("cannot force the folder to the disk", key, errno)),
+        }
+    }
+
     /// Removes folders that are empty but for a lock that nobody holds, from here up, never the root.
-    fn tidy(&self, folder: &str) {
+    pub(super) fn tidy(&self, folder: &str) {
         let mut folder = folder;
         while !folder.is_empty() {
             if self.remove_folder(folder).is_err() {

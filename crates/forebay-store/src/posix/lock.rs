@@ -1,7 +1,7 @@
 //! One writer at a time replaces what is in a folder.
 //!
 //! The lock is flock(2) on `.forebay/lock` in the folder of what is replaced, so writers meet even if one opened the
-//! step and the other the folder above. The kernel frees it when its holder dies.
+//! step and the other the folder above; what is below `.forebay` shares its lock. The kernel frees it when its holder dies.
 //!
 //! | file system | who is kept out |
 //! | --- | --- |
@@ -46,8 +46,16 @@ impl Drop for Held<'_> {
     }
 }
 
-/// The records folder of a folder.
+/// The records folder of a folder: of the step, for the records themselves too.
 pub(super) fn records_of(folder: &str) -> String {
+    let mut end = 0;
+    for name in folder.split('/') {
+        end += name.len();
+        if name == RECORDS_FOLDER {
+            return folder.get(..end).unwrap_or(folder).to_owned();
+        }
+        end += 1;
+    }
     match folder {
         "" => RECORDS_FOLDER.to_owned(),
         folder => format!("{folder}/{RECORDS_FOLDER}"),
@@ -129,5 +137,20 @@ fn break_stale(store: &PosixStore, path: &str) -> Result<(), Errno> {
         Ok(()) => store.files.remove_folder(&aside),
         Err(Errno::NOENT) => Ok(()),
         Err(errno) => Err(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_and_its_records_have_one_lock() {
+        assert_eq!(records_of(""), ".forebay");
+        assert_eq!(records_of("step-1"), "step-1/.forebay");
+        assert_eq!(records_of("step-1/.forebay"), "step-1/.forebay");
+        assert_eq!(records_of("step-1/.forebay/attempt/deep"), "step-1/.forebay");
+        assert_eq!(records_of(".forebay/attempt"), ".forebay");
+        assert_eq!(records_of("a.forebay/.forebays"), "a.forebay/.forebays/.forebay");
     }
 }

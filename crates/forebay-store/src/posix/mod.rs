@@ -6,7 +6,7 @@
 //! | --- | --- |
 //! | `create` | temporary file beside the key, fsync, link(2), fsync of the folder |
 //! | `put` | temporary file, fsync, rename, fsync of the folder |
-//! | `publish`, nothing there | link(2) of the staged file, fsync of the folder, then the staged name goes |
+//! | `publish`, nothing there | link(2) of the staged file, fsync of the folder, then the staged name goes, fsync of its folder |
 //! | `publish`, over a version | under the lock ([`lock`]): look, rename; then fsync of the folder |
 //! | `remove` | unlink, fsync of the folder; folders that are empty then go |
 //! | `create_data` | O_EXCL under its own key, fallocate; `seal` is fsync of file and folder |

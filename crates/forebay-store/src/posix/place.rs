@@ -4,6 +4,10 @@
 //! no links by renameat2(RENAME_NOREPLACE), and where that is missing too by a look and a rename under the lock. A key
 //! that must hold a certain version is replaced by a look and a rename under the lock.
 //!
+//! A link leaves the old name, which goes when the new one is on the disk. So a file that is moved is never without a
+//! name, whatever a loss of power makes of the folders; a rename, on a file system that does not order the two halves,
+//! may lose both. Two who move one file at once may both be told that they did, each to a name of its own.
+//!
 //! A reply can get lost: an NFS client that sends its request twice is told that the name exists, or that the source is
 //! gone, because its first request was carried out. So after every failure the key is looked at, and if the file there
 //! is the one that was to be placed (same device and inode; it is held open, so the inode is no other file's) it was
@@ -47,7 +51,7 @@ impl PosixStore {
             result => result,
         });
         let failed = match linked {
-            Ok(()) => return Ok(self.placed(from)),
+            Ok(()) => return Ok(Placed::Here),
             Err(Errno::PERM | Errno::NOSYS | Errno::OPNOTSUPP | Errno::MLINK | Errno::XDEV) => {
                 match self.files.rename_new(from.path, to) {
                     Ok(()) => return Ok(Placed::Here),
@@ -93,8 +97,8 @@ impl PosixStore {
 
     /// What really happened, after a failure.
     fn look_again(&self, from: Source<'_>, to: &str, failed: Errno) -> Result<Placed> {
-        if self.stat(to)?.is_some_and(|stat| FileId::of(&stat) == from.id) {
-            return Ok(self.placed(from));
+        if self.is_file(to, from.id)? {
+            return Ok(Placed::Here);
         }
         match failed {
             Errno::EXIST => Ok(Placed::Taken),
@@ -103,13 +107,36 @@ impl PosixStore {
         }
     }
 
-    /// After a link the file has two names; the first one goes.
-    fn placed(&self, from: Source<'_>) -> Placed {
-        match self.files.remove(from.path) {
-            Ok(()) | Err(Errno::NOENT) => {}
-            Err(error) => tracing::debug!(%error, path = from.path, "a second name stays"),
+    /// Takes the old name of a file away that has its key, durably. After a link the file has both, and by now the old
+    /// name may be another file's: somebody may have replaced it, under the lock. So it is looked at under the lock.
+    ///
+    /// Called when the new name is on the disk, so that no loss of power can take both.
+    pub(super) fn leave(&self, from: Source<'_>, to: &str) -> Result<()> {
+        let (folder, is_other_folder) = (split(from.path).0, split(from.path).0 != split(to).0);
+        let has_both = self.is_file(from.path, from.id)?;
+        if has_both {
+            let _held = lock::take(self, folder)?;
+            if self.is_file(from.path, from.id)? {
+                match self.files.remove(from.path) {
+                    Ok(()) | Err(Errno::NOENT) => {}
+                    Err(errno) => {
+                        let what = "published, but cannot take the old name away of";
+                        return Err(self.failed(what, from.path, errno));
+                    }
+                }
+            }
         }
-        Placed::Here
+        if has_both || is_other_folder {
+            self.sync_folder_left(from.path)?;
+        }
+        if is_other_folder {
+            self.tidy(folder);
+        }
+        Ok(())
+    }
+
+    fn is_file(&self, key: &str, id: FileId) -> Result<bool> {
+        Ok(self.stat(key)?.is_some_and(|stat| FileId::of(&stat) == id))
     }
 
     fn is_there(&self, source: Source<'_>) -> Result<bool, Errno> {

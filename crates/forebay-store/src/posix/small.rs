@@ -82,7 +82,9 @@ impl PosixStore {
         };
         match placed {
             Placed::Here => {
-                Ok(Published::Done { durable: self.sync_folder_of(to)? == Synced::Yes })
+                let durable = self.sync_folder_of(to)? == Synced::Yes;
+                self.leave(source, to)?;
+                Ok(Published::Done { durable })
             }
             Placed::Taken => Ok(Published::Lost),
             Placed::Gone => Ok(Published::Withdrawn),

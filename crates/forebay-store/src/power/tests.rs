@@ -193,3 +193,31 @@ fn a_store_opens_what_a_loss_of_power_left() {
         assert_eq!(last.get("step/.metadata").unwrap(), b"3");
     }
 }
+
+#[test]
+fn an_object_that_is_moved_is_never_without_a_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let recording = Recording::start(folder.path()).unwrap();
+    let store = recording.store();
+    store.put("step/.metadata", NEW).unwrap();
+    let start = recording.changes();
+    let mut moved = vec![("step/.metadata", start)];
+    for (from, to) in [
+        ("step/.metadata", "step/.forebay/1/aside"),
+        ("step/.forebay/1/aside", "step/.metadata"),
+        ("step/.metadata", "step/other"),
+    ] {
+        let done = store.publish(from, to, &Expect::Absent).unwrap();
+        assert_eq!(done, Published::Done { durable: true });
+        moved.push((to, recording.changes()));
+    }
+    for (at, way, image) in images(&recording, start) {
+        let contents = image.contents();
+        let context = format!("after change {at} ({}), {way:?}", recording.describe(at));
+        assert!(contents.values().any(|bytes| bytes == NEW), "{context}");
+        // And once it is said to be moved it is at its new place only.
+        if let Some((key, _)) = moved.iter().find(|(_, said)| *said == at) {
+            assert_eq!(contents.keys().collect::<Vec<_>>(), [key], "{context}");
+        }
+    }
+}

@@ -63,7 +63,8 @@ macro_rules! conformance {
             races: one_of_many_creates_wins, one_of_many_first_publications_wins,
                 one_of_many_replacements_wins, replacements_in_a_row_lose_no_update,
                 a_withdrawal_and_a_publication_agree, readers_see_old_or_new,
-                folders_come_and_go_under_writers, the_same_object_published_twice_is_there;
+                folders_come_and_go_under_writers, the_same_object_published_twice_is_there,
+                a_move_takes_no_replacement_away;
         );
     };
     (@cases $name:ident, $make:expr, $($module:ident: $($case:ident),+;)+) => {

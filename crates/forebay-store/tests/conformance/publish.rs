@@ -93,6 +93,8 @@ pub(crate) fn folders_may_differ(place: &Place) {
     let expect = Expect::Version(version(place, "into/new/to"));
     assert!(is_done(&publish(place, "from/staged", "into/new/to", &expect)));
     assert_eq!(place.bytes("into/new/to"), b"2");
+    let names = place.store.names("", 9).unwrap();
+    assert_eq!(names, [("into".to_owned(), true)], "folders that are empty then are gone");
 }
 
 pub(crate) fn nothing_is_published_onto_itself(place: &Place) {

@@ -177,3 +177,27 @@ pub(crate) fn the_same_object_published_twice_is_there(place: &Place) {
         assert_eq!(place.bytes(&to), signed(round));
     }
 }
+
+pub(crate) fn a_move_takes_no_replacement_away(place: &Place) {
+    for round in 0..ROUNDS * 4 {
+        let (to, aside) = (format!("f{round}/to"), format!("f{round}/.forebay/aside"));
+        place.put(&to, &signed(1));
+        let expect = Expect::Version(place.store.get(&to, 10_000).unwrap().unwrap().1);
+        place.put("staged", &signed(2));
+        let ends = at_once(2, |me| match me {
+            0 => place.store.publish("staged", &to, &expect).unwrap(),
+            _ => place.store.publish(&to, &aside, &Expect::Absent).unwrap(),
+        });
+        assert!(is_done(&ends[1]), "{ends:?}");
+        let (there, moved) = (place.found(&to), place.bytes(&aside));
+        match &ends[0] {
+            Published::Done { .. } => {
+                let found = there.as_ref() == Some(&signed(2)) || moved == signed(2);
+                assert!(found, "round {round}: the replacement is nowhere");
+            }
+            Published::Lost => assert_eq!((there, moved), (None, signed(1))),
+            Published::Withdrawn => panic!("{ends:?}"),
+        }
+        place.store.remove("staged").unwrap();
+    }
+}

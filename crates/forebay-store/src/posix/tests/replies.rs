@@ -1,5 +1,7 @@
 //! Lost replies: the call happened and the answer says otherwise, as NFS clients that ask twice are told.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use forebay_error::Code;
 use rustix::io::Errno;
 
@@ -84,18 +86,20 @@ fn somebody_elses_object_is_not_taken_for_ours() {
 
 #[test]
 fn a_second_name_that_stays_is_no_second_commit() {
-    // Killed between link and unlink: the staged name stays, and its writer publishes again.
-    let fixture = store(|call, path| match (call, path) {
-        (Call::Remove, "staged") => Answer::Refuse(Errno::IO),
+    // The staged name stays, as if killed between link and unlink, and its writer publishes again.
+    let refused = std::sync::atomic::AtomicBool::new(false);
+    let fixture = store(move |call, path| match (call, path) {
+        (Call::Remove, "staged") if !refused.swap(true, Relaxed) => Answer::Refuse(Errno::IO),
         _ => Answer::Go,
     });
     let store = &fixture.store;
     store.put("staged", b"1").unwrap();
-    assert_eq!(store.publish("staged", "to", &Expect::Absent).unwrap(), DONE);
+    let error = store.publish("staged", "to", &Expect::Absent).unwrap_err();
+    assert!(error.what().starts_with("published, but"), "{error}");
     let (_, version) = store.get("to", 9).unwrap().unwrap();
     assert_eq!(names(&fixture), ["staged", "to"]);
     assert_eq!(store.publish("staged", "to", &Expect::Absent).unwrap(), DONE);
-    std::fs::remove_file(fixture.folder.path().join("staged")).unwrap();
+    assert_eq!(names(&fixture), ["to"]);
     let (_, later) = store.get("to", 9).unwrap().unwrap();
     assert_eq!(later, version, "the loss of another name is no change");
     store.put("next", b"2").unwrap();

@@ -55,12 +55,15 @@ impl LoadedPart {
         &self.part
     }
 
-    /// Appends the chunks of a value that share elements with a region, or all.
+    /// Appends the chunks of a value that share elements with a region, or all that have any.
     pub(crate) fn chunks_of(&self, number: u32, wanted: Option<&Region>, into: &mut Vec<Chunk>) {
         let first = self.pieces.partition_point(|piece| piece.key < number);
         let after = self.pieces.partition_point(|piece| piece.key <= number);
         for piece in self.pieces.get(first..after).unwrap_or_default() {
-            let meets = wanted.is_none_or(|wanted| piece.region.intersect(wanted).is_some());
+            let meets = match wanted {
+                Some(wanted) => piece.region.intersect(wanted).is_some(),
+                None => !piece.region.is_empty(),
+            };
             into.extend(if meets { self.chunk(piece) } else { None });
         }
     }

@@ -146,7 +146,7 @@ impl Manifest {
         Ok(chunks)
     }
 
-    /// One value with all of its chunks; under another name the chunks are those of the value that it is the same as.
+    /// One value with all of its chunks that have elements; under another name the chunks are those of the value that it is the same as.
     ///
     /// Errors: `no_such_tensor`; those of reading a part.
     pub fn entry(&self, name: &str) -> Result<Entry> {
@@ -163,12 +163,13 @@ impl Manifest {
         self.entry_of(named, value, chunks)
     }
 
-    /// All values with all of their chunks, by name: for verification, export and listings. Takes memory for each chunk
-    /// of the checkpoint; [`parts`](Self::visit) does not.
+    /// All values with all of their chunks that have elements, by name: for export and listings. Takes memory for each
+    /// chunk of the checkpoint; [`visit`](Self::visit) does not.
     pub fn entries(&self) -> Result<Vec<Entry>> {
         let mut chunks: Vec<Vec<Chunk>> = self.table.values().iter().map(|_| Vec::new()).collect();
         self.visit(|_, number, chunk| {
-            if let Some(chunks) = chunks.get_mut(number as usize) {
+            if let Some(chunks) = chunks.get_mut(number as usize).filter(|_| !chunk.region.is_empty())
+            {
                 chunks.push(chunk);
             }
             Ok(())
@@ -182,8 +183,8 @@ impl Manifest {
         Ok(entries)
     }
 
-    /// Calls `each` with rank, number of the value in the table and chunk, for every chunk of the checkpoint, part by
-    /// part. Memory does not grow with the number of ranks.
+    /// Calls `each` with rank, number of the value in the table and chunk, for every chunk of the checkpoint, those
+    /// without elements too, part by part. Memory does not grow with the number of ranks.
     pub fn visit(&self, mut each: impl FnMut(u32, u32, Chunk) -> Result<()>) -> Result<()> {
         for rank in 0..self.info.world_size {
             let part = self.load(rank)?;

@@ -1,0 +1,184 @@
+//! A writer thought dead that wakes up at every point of its save.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_checkpoint::commit::{
+    Committed, GcOptions, PruneOptions, Retention, Root, RunId, claim, gc, latest, prune,
+};
+use forebay_error::{Code, Result};
+use forebay_store::{MemoryStore, Store};
+
+use crate::sim::{Actor, Pace, Sim, Slow};
+use crate::world::*;
+
+/// Longer than any wait of the others, and than every grace time.
+const PAUSE: Duration = Duration::from_secs(2 * 3600);
+const WORLD: u32 = 2;
+
+struct Job {
+    store: MemoryStore,
+    sim: Arc<Sim>,
+    root: Root,
+}
+
+/// A save of step 5 by an old writer, of which rank `sleeper` stops at a point, while `meanwhile` runs an hour later.
+fn sleep_at(
+    sleeper: u32,
+    point: u64,
+    overwrite: bool,
+    meanwhile: impl FnOnce(&Root) + Send,
+) -> (Job, Vec<Option<Result<Committed>>>, u64) {
+    let store = MemoryStore::new();
+    let sim = Sim::new(&store);
+    let plain = root(Arc::new(store.clone()), &sim);
+    if overwrite {
+        let roots = vec![plain.clone(); WORLD as usize];
+        let (results, _) = save_all(&sim, &roots, |rank| spec(5, attempt(9, 0), rank, WORLD));
+        assert!(results.iter().all(Result::is_ok));
+    }
+    let epoch = claim(&plain, RunId(1), None, "old").unwrap();
+    let inner: Arc<dyn Store> = Arc::new(store.clone());
+    let slow = Slow::new(inner, &sim, Pace::PauseAt(point, PAUSE));
+    let mut actors: Vec<Actor<'_, Option<Result<Committed>>>> = Vec::new();
+    for rank in 0..WORLD {
+        let root = match rank == sleeper {
+            true => root(Arc::<Slow>::clone(&slow), &sim),
+            false => plain.clone(),
+        };
+        let mut spec = spec(5, attempt(1, 0), rank, WORLD);
+        spec.epoch = epoch;
+        actors.push(Box::new(move || Some(save(&root, None, spec))));
+    }
+    let (clock, observer) = (Arc::clone(&sim), plain.clone());
+    actors.push(Box::new(move || {
+        clock.clock_wait(HOUR);
+        meanwhile(&observer);
+        None
+    }));
+    let (results, _) = sim.run(actors);
+    (Job { store, sim, root: plain }, results, slow.points())
+}
+
+/// Every point at which each rank can fall asleep.
+fn at_every_point(overwrite: bool, mut check: impl FnMut(u32, u64)) -> u64 {
+    let mut points = 0;
+    for sleeper in 0..WORLD {
+        let (_, results, count) = sleep_at(sleeper, u64::MAX, overwrite, |_| {});
+        assert!(results.iter().flatten().all(Result::is_ok), "{results:?}");
+        (0..count).for_each(|point| check(sleeper, point));
+        points += count;
+    }
+    points
+}
+
+fn options() -> GcOptions {
+    GcOptions { grace: Duration::from_secs(900), ..GcOptions::default() }
+}
+
+#[test]
+fn a_writer_that_was_collected_and_wakes_up_commits_nothing() {
+    for overwrite in [false, true] {
+        let points = at_every_point(overwrite, |sleeper, point| {
+            let (job, results, _) = sleep_at(sleeper, point, overwrite, |root| {
+                gc(root, &options()).unwrap();
+            });
+            let loaded = load(&job.store, 5);
+            let woken = results[sleeper as usize].as_ref().unwrap();
+            if loaded == Some(attempt(1, 0)) {
+                // Its peer had committed before, or it fell asleep after it had.
+            } else {
+                assert_eq!(loaded, overwrite.then(|| attempt(9, 0)), "{sleeper} at {point}");
+                assert!(woken.is_err(), "{sleeper} at {point}: {woken:?}");
+            }
+            check_listing(&job.root, &job.store);
+            collect_all(&job.root, &job.store, &job.sim);
+        });
+        assert!(points > 120, "{points}");
+    }
+}
+
+#[test]
+fn a_writer_of_an_older_epoch_never_replaces_what_a_newer_one_committed() {
+    for overwrite in [false, true] {
+        let points = at_every_point(overwrite, |sleeper, point| {
+            let newer = |root: &Root| {
+                let epoch = claim(root, RunId(2), None, "new").unwrap();
+                let mut spec = spec(5, attempt(2, 0), 0, 1);
+                spec.epoch = epoch;
+                save(root, None, spec).unwrap();
+            };
+            let (job, results, _) = sleep_at(sleeper, point, overwrite, newer);
+            assert_eq!(load(&job.store, 5), Some(attempt(2, 0)), "{sleeper} at {point}");
+            for result in results.iter().flatten() {
+                let right = [None, Some(Code::Fenced), Some(Code::LostCommit), Some(Code::Timeout)];
+                assert!(right.contains(&code(result)), "{sleeper} at {point}: {result:?}");
+            }
+            let newest = latest(&job.root).unwrap().unwrap();
+            assert_eq!(newest.commit.unwrap().epoch, 2);
+            collect_all(&job.root, &job.store, &job.sim);
+        });
+        assert!(points > 120, "{points}");
+    }
+}
+
+#[test]
+fn a_step_that_was_pruned_does_not_come_back_with_a_writer_that_wakes_up() {
+    let points = at_every_point(false, |sleeper, point| {
+        let later = |root: &Root| {
+            let mut spec = spec(6, attempt(1, 1), 0, 1);
+            spec.epoch = 1;
+            save(root, None, spec).unwrap();
+            let retention = Retention { keep_last: 1, ..Retention::default() };
+            let options = PruneOptions { gc: options(), wait: true };
+            let report = prune(root, &retention, &options).unwrap();
+            assert!(report.failed.is_empty() && report.gc.failed.is_empty(), "{report:?}");
+        };
+        let (job, results, _) = sleep_at(sleeper, point, false, later);
+        let committed = results.iter().flatten().any(Result::is_ok);
+        match load(&job.store, 5) {
+            None => {}
+            // The sleeper committed after the prune: a step that had never been there.
+            Some(id) => {
+                assert_eq!(id, attempt(1, 0));
+                let peer = results[1 - sleeper as usize].as_ref().unwrap();
+                let woken = results[sleeper as usize].as_ref().unwrap();
+                assert!(committed && peer.is_err() && woken.is_ok(), "{sleeper} at {point}");
+            }
+        }
+        assert_eq!(load(&job.store, 6), Some(attempt(1, 1)));
+        check_listing(&job.root, &job.store);
+        collect_all(&job.root, &job.store, &job.sim);
+    });
+    assert!(points > 120, "{points}");
+}
+
+#[test]
+fn a_job_that_was_taken_over_from_is_refused_from_the_start() {
+    let store = MemoryStore::new();
+    let sim = Sim::new(&store);
+    let root = root(Arc::new(store.clone()), &sim);
+    let old = claim(&root, RunId(1), None, "host-a:17").unwrap();
+    let new = claim(&root, RunId(2), None, "host-b:18").unwrap();
+    assert_eq!((old, new), (1, 2));
+    let mut spec = spec(5, attempt(1, 0), 0, 1);
+    spec.epoch = old;
+    let error = save(&root, None, spec).unwrap_err();
+    assert_eq!(error.code(), Code::Fenced);
+    assert!(error.hints()[0].contains("host-b:18"), "{error:?}");
+}
+
+#[test]
+fn claims_that_race_get_different_epochs() {
+    let store = MemoryStore::new();
+    let sim = Sim::new(&store);
+    let actor = |run: u32| -> Actor<'static, u64> {
+        let inner: Arc<dyn Store> = Arc::new(store.clone());
+        let slow = Slow::new(inner, &sim, Pace::Random(u64::from(run) + 1));
+        let root = root(slow, &sim);
+        Box::new(move || claim(&root, RunId(run), None, "x").unwrap())
+    };
+    let (mut epochs, _) = sim.run((0..8).map(actor).collect());
+    epochs.sort_unstable();
+    assert_eq!(epochs, [1, 2, 3, 4, 5, 6, 7, 8]);
+}

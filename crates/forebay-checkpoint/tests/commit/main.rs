@@ -1,0 +1,13 @@
+//! The commit protocol over a store that fails on purpose, in virtual time.
+//!
+//! Ranks are threads; one runs at a time and hands over when it waits, so a run is the same each time, and hours of waiting
+//! pass in milliseconds. What is checked after each run is in `world`.
+
+mod agree;
+mod crash;
+mod fence;
+mod interrupt;
+mod race;
+mod readers;
+mod sim;
+mod world;

@@ -1,0 +1,256 @@
+//! Restores under way, and what is listed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_checkpoint::commit::{
+    AttemptStatus, Clock, GcOptions, PruneOptions, READ_LEASE, ReadLease, Retention, Root, RunId,
+    State, claim, gc, latest, prune, require, steps,
+};
+use forebay_error::{Code, Result};
+use forebay_store::fault::{Fault, FaultStore, Plan};
+use forebay_store::{MemoryStore, Store};
+
+use crate::sim::{Actor, Pace, Sim, Slow};
+use crate::world::*;
+
+fn with_steps(last: u64) -> (MemoryStore, Arc<Sim>, Root) {
+    let store = MemoryStore::new();
+    let sim = Sim::new(&store);
+    let root = root(Arc::new(store.clone()), &sim);
+    for step in 1..=last {
+        save(&root, None, spec(step, attempt(1, step as u32), 0, 1)).unwrap();
+    }
+    (store, sim, root)
+}
+
+fn keep_last(count: usize) -> Retention {
+    Retention { keep_last: count, ..Retention::default() }
+}
+
+fn waiting() -> PruneOptions {
+    let gc = GcOptions { grace: Duration::from_secs(30), ..GcOptions::default() };
+    PruneOptions { gc, wait: true }
+}
+
+#[test]
+fn a_prune_waits_for_a_restore_that_is_alive() {
+    let (store, sim, root) = with_steps(2);
+    let reading = || -> Result<Duration> {
+        let lease = ReadLease::take(&root, 1)?;
+        // Reads for longer than the grace time; its files must be there to the end.
+        for _ in 0..40 {
+            sim.clock_wait(Duration::from_secs(2));
+            lease.beat();
+            assert!(store.get("step-1/00000001-1_0_0.distcp", 1 << 20)?.is_some());
+        }
+        Ok(sim.clock_now())
+    };
+    let pruning = || -> Result<Duration> {
+        sim.clock_wait(Duration::from_secs(1));
+        let report = prune(&root, &keep_last(1), &waiting())?;
+        assert_eq!(report.unpublished, [1]);
+        assert!(report.gc.failed.is_empty() && report.gc.kept.is_empty(), "{report:?}");
+        Ok(sim.clock_now())
+    };
+    let actors: Vec<Actor<'_, Result<Duration>>> = vec![Box::new(reading), Box::new(pruning)];
+    let (ends, _) = sim.run(actors);
+    let ends: Vec<_> = ends.into_iter().map(Result::unwrap).collect();
+    assert!(ends[1] >= ends[0], "{ends:?}");
+    assert_eq!(load(&store, 1), None);
+    check_clean(&store);
+}
+
+#[test]
+fn a_restore_that_outlasts_a_prunes_patience_keeps_its_files_for_the_next_one() {
+    let (store, sim, root) = with_steps(2);
+    let lease = ReadLease::take(&root, 1).unwrap();
+    let beating = || {
+        for _ in 0..100 {
+            sim.clock_wait(Duration::from_secs(10));
+            lease.beat();
+        }
+    };
+    let pruning = || {
+        let report = prune(&root, &keep_last(1), &waiting()).unwrap();
+        assert!(report.gc.kept.iter().any(|(_, _, why)| why.contains("restore")), "{report:?}");
+    };
+    let actors: Vec<Actor<'_, ()>> = vec![Box::new(beating), Box::new(pruning)];
+    sim.run(actors);
+    assert!(store.get("step-1/00000001-1_0_0.distcp", 1 << 20).unwrap().is_some());
+    drop(lease);
+    collect_all(&root, &store, &sim);
+}
+
+#[test]
+fn a_restore_that_died_holds_a_prune_off_for_one_lease() {
+    let (store, sim, root) = with_steps(2);
+    // A reader that is killed leaves its lease.
+    std::mem::forget(ReadLease::take(&root, 1).unwrap());
+    let start = sim.now();
+    prune(&root, &keep_last(1), &waiting()).unwrap();
+    let took = sim.now() - start;
+    assert!(took >= READ_LEASE && took < READ_LEASE * 2, "{took:?}");
+    check_clean(&store);
+}
+
+/// A clock that stands still, whatever one waits.
+struct Frozen;
+
+impl Clock for Frozen {
+    fn now(&self) -> Duration {
+        Duration::from_secs(5)
+    }
+
+    fn sleep(&self, _time: Duration) {}
+}
+
+#[test]
+fn an_observer_whose_clock_stands_still_lets_no_lease_run_out_and_waits_for_none() {
+    let (store, sim, root) = with_steps(2);
+    std::mem::forget(ReadLease::take(&root, 1).unwrap());
+    let frozen = Root { clock: Arc::new(Frozen), ..root.clone() };
+    let report = prune(&frozen, &keep_last(1), &waiting()).unwrap();
+    assert!(report.gc.kept.iter().any(|(_, _, why)| why.contains("restore")), "{report:?}");
+    assert!(store.get("step-1/00000001-1_0_0.distcp", 1 << 20).unwrap().is_some());
+    collect_all(&root, &store, &sim);
+}
+
+#[test]
+fn a_restore_that_begins_while_a_prune_is_under_way_has_the_whole_step_or_none_of_it() {
+    let mut refused = 0;
+    let count = restore_during_prune(u64::MAX).1;
+    for point in 0..count {
+        refused += u64::from(!restore_during_prune(point).0);
+    }
+    println!("{count} points, refused at {refused}");
+    assert!(count > 20 && refused > 3 && refused < count, "{refused} of {count}");
+}
+
+/// The pruner stops at a point for a minute, in which a restore begins; whether the restore went through.
+fn restore_during_prune(point: u64) -> (bool, u64) {
+    let (store, sim, root) = with_steps(2);
+    let inner: Arc<dyn Store> = Arc::new(store.clone());
+    let slow = Slow::new(inner, &sim, Pace::PauseAt(point, Duration::from_secs(60)));
+    let pruner = crate::world::root(Arc::<Slow>::clone(&slow), &sim);
+    let pruning = move || {
+        prune(&pruner, &keep_last(1), &waiting()).unwrap();
+        true
+    };
+    let reading = || {
+        sim.clock_wait(Duration::from_secs(30));
+        let Ok(lease) = ReadLease::take(&root, 1) else { return false };
+        for _ in 0..30 {
+            sim.clock_wait(Duration::from_secs(5));
+            lease.beat();
+            let file = store.get("step-1/00000001-1_0_0.distcp", 1 << 20).unwrap();
+            assert!(file.is_some(), "point {point}: removed under a reader");
+        }
+        true
+    };
+    let actors: Vec<Actor<'_, bool>> = vec![Box::new(pruning), Box::new(reading)];
+    let (results, _) = sim.run(actors);
+    collect_all(&root, &store, &sim);
+    (results[1], slow.points())
+}
+
+#[test]
+fn a_step_that_is_asked_for_and_missing_is_an_error_that_lists_what_is_there() {
+    let (store, sim, root) = with_steps(3);
+    let error = require(&root, 9).unwrap_err();
+    assert_eq!(error.code(), Code::NotFound);
+    assert_eq!(error.hints(), ["committed steps: 1, 2, 3"]);
+    let inner: Arc<dyn Store> = Arc::new(store.clone());
+    let dying = FaultStore::new(inner, Plan::at(12, Fault::Kill));
+    let dying = crate::world::root(Arc::new(dying), &sim);
+    save(&dying, None, spec(4, attempt(1, 9), 0, 1)).unwrap_err();
+    let error = ReadLease::take(&root, 4).err().unwrap();
+    assert_eq!(error.code(), Code::NotCommitted);
+    assert_eq!(latest(&root).unwrap().unwrap().step, 3, "an unfinished step is never the latest");
+    let empty = MemoryStore::new();
+    let error = require(&crate::world::root(Arc::new(empty), &sim), 9).unwrap_err();
+    assert!(error.hints()[0].contains("right folder"), "{error:?}");
+}
+
+#[test]
+fn the_listing_tells_committed_pending_dead_and_failed_apart() {
+    let (store, sim, root) = with_steps(1);
+    let inner: Arc<dyn Store> = Arc::new(store.clone());
+    let dying = |step: u64, at: u64| {
+        let client = FaultStore::new(Arc::clone(&inner), Plan::at(at, Fault::Kill));
+        let dying = crate::world::root(Arc::new(client), &sim);
+        save(&dying, None, spec(step, attempt(2, step as u32), 0, 1)).unwrap_err();
+    };
+    dying(2, 12);
+    sim.advance(HOUR);
+    dying(3, 12);
+    let full = FaultStore::new(Arc::clone(&inner), Plan::at(8, Fault::Errno(28)));
+    let full = crate::world::root(Arc::new(full), &sim);
+    save(&full, None, spec(4, attempt(2, 4), 0, 1)).unwrap_err();
+    store.put("step-5/__0_0.distcp", b"of a stock writer").unwrap();
+    store.put("step-6/.metadata", b"stock").unwrap();
+    store.put("step-7/.metadata", b"what is this").unwrap();
+    let states = steps(&root, Duration::from_secs(60)).unwrap();
+    let short: Vec<_> = states.iter().map(|state| (state.step, state.state())).collect();
+    use State::{Committed, Dead, Pending};
+    let right = [(1, Committed), (2, Dead), (3, Pending), (4, Dead), (6, Committed), (7, Committed)];
+    assert_eq!(short, right);
+    assert_eq!((states[0].ranks(), states[0].age()), (1, HOUR));
+    assert!(states[0].bytes() > 3000 && states[1].bytes() >= 3000, "{states:?}");
+    let AttemptStatus::Failed(why) = &states[3].attempts[0].status else { panic!("{states:?}") };
+    assert!(why.contains("rank 0"), "{why}");
+    assert_eq!(states[4].commit.as_ref().unwrap().attempt, None);
+    assert!(states[5].commit.as_ref().unwrap().damage.is_some());
+    // Nothing is removed where the commit cannot be read, nor what is not ours.
+    sim.advance(HOUR * 24);
+    let report = gc(&root, &GcOptions::default()).unwrap();
+    assert_eq!(report.failed.len(), 1, "{report:?}");
+    for key in ["step-5/__0_0.distcp", "step-6/.metadata", "step-7/.metadata"] {
+        assert!(store.get(key, 1 << 20).unwrap().is_some(), "{key}");
+    }
+    assert_eq!(steps(&root, HOUR).unwrap().len(), 3);
+}
+
+#[test]
+fn retention_counts_commits_only_and_follows_the_line() {
+    let (store, sim, root) = with_steps(5);
+    let inner: Arc<dyn Store> = Arc::new(store.clone());
+    let dying = FaultStore::new(inner, Plan::at(12, Fault::Kill));
+    let dying = crate::world::root(Arc::new(dying), &sim);
+    save(&dying, None, spec(6, attempt(2, 0), 0, 1)).unwrap_err();
+    let dry = PruneOptions {
+        gc: GcOptions { dry_run: true, ..waiting().gc },
+        ..waiting()
+    };
+    assert_eq!(prune(&root, &keep_last(1), &dry).unwrap().unpublished, [1, 2, 3, 4]);
+    assert_eq!(load(&store, 1), Some(attempt(1, 1)), "a dry run changes nothing");
+    let retention = Retention { keep_last: 2, keep_every: Some(3), pins: [1].into() };
+    let report = prune(&root, &retention, &waiting()).unwrap();
+    assert_eq!(report.unpublished, [2], "{report:?}");
+    // A life that starts afresh in the same folder prunes nothing of the one before it.
+    let epoch = claim(&root, RunId(3), None, "fresh").unwrap();
+    for step in [10, 20] {
+        let mut spec = spec(step, attempt(3, step as u32), 0, 1);
+        spec.epoch = epoch;
+        save(&root, None, spec).unwrap();
+    }
+    let report = prune(&root, &keep_last(1), &waiting()).unwrap();
+    assert_eq!((report.unpublished, report.off_line), (vec![10], vec![1, 3, 4, 5]));
+    assert_eq!(latest(&root).unwrap().unwrap().step, 20);
+    collect_all(&root, &store, &sim);
+}
+
+#[test]
+fn what_was_replaced_stays_for_the_grace_time_of_readers_without_a_lease() {
+    let (store, sim, root) = with_steps(1);
+    sim.advance(HOUR * 24);
+    save(&root, None, spec(1, attempt(2, 0), 0, 1)).unwrap();
+    let old = "step-1/00000001-1_0_0.distcp";
+    sim.advance(Duration::from_secs(800));
+    gc(&root, &GcOptions::default()).unwrap();
+    assert!(store.get(old, 1 << 20).unwrap().is_some());
+    sim.advance(Duration::from_secs(200));
+    gc(&root, &GcOptions::default()).unwrap();
+    assert!(store.get(old, 1 << 20).unwrap().is_none());
+    check_clean(&store);
+}

@@ -219,6 +219,7 @@ impl ExactSizeIterator for Strides<'_> {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::torch_zip::Archive;
 
     fn encoded(item: &ItemLayout, data: &[u8]) -> Vec<u8> {
         let crc = crc32(data);
@@ -257,7 +258,11 @@ mod tests {
                 let data = vec![7; item.data_len() as usize];
                 let bytes = encoded(&item, &data);
                 assert_eq!(&bytes[..4], b"PK\x03\x04");
-                assert_eq!(&bytes[bytes.len() - 22..][..4], b"PK\x05\x06");
+                // Our own reader of archives finds the data where the layout has it, and every sum right.
+                let archive = Archive::open(&bytes, 0, item.len()).unwrap();
+                archive.check_all_crcs().unwrap();
+                let record = archive.record("data/0").unwrap().unwrap();
+                assert_eq!(archive.read_checked(&record, 1 << 20).unwrap(), data, "{dtype}");
             }
         }
     }

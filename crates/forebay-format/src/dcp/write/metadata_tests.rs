@@ -100,3 +100,50 @@ fn a_stream_that_fails_says_so() {
     let error = MetadataWriter::new(Full).err().unwrap();
     assert_eq!(error.code(), forebay_error::Code::NoSpace);
 }
+
+#[test]
+fn our_own_reader_gives_back_what_was_written() {
+    use crate::dcp::metadata::{DcpMetadata, EntryKind, Step};
+
+    let mut writer = MetadataWriter::new(Vec::new()).unwrap();
+    writer.object("lr").unwrap();
+    writer.tensor("w", &PROPS, &[5_000_000_000, 2]).unwrap();
+    writer.chunk(&[0, 0], &[3_000_000_000, 2]).unwrap();
+    writer.chunk(&[3_000_000_000, 0], &[2_000_000_000, 2]).unwrap();
+    writer.tensor("scalar", &PROPS, &[]).unwrap();
+    writer.chunk(&[], &[]).unwrap();
+    writer.path(0, &[KeyStep::Key("lr")]).unwrap();
+    writer.path(1, &[KeyStep::Key("layers"), KeyStep::Index(300)]).unwrap();
+    writer.path(2, &[KeyStep::Key("a"), KeyStep::Key("b"), KeyStep::Key("c")]).unwrap();
+    writer.stored(1, 1, "b.distcp", 1 << 40, 9_000_000_000).unwrap();
+    writer.stored(0, 0, "a.distcp", 0, 500).unwrap();
+    writer.stored(2, 0, "a.distcp", 500, 700).unwrap();
+    writer.stored(1, 0, "a.distcp", 4096, 12_000_000_700).unwrap();
+    let ours = PlainValue::Dict(vec![("version".to_owned(), PlainValue::Int(1))]);
+    let bytes = writer.finish(&meta(), &[("forebay", ours)]).unwrap();
+
+    let read = DcpMetadata::read(&bytes).unwrap();
+    assert_eq!(read.version(), Some("1.0.0"));
+    assert_eq!(read.attribute("forebay").unwrap().json().unwrap(), r#"{"version":1}"#);
+    assert!(read.stale().is_empty() && read.warnings().is_empty());
+    let entries: Vec<_> = read.entries().collect();
+    assert_eq!(entries.iter().map(|entry| entry.name).collect::<Vec<_>>(), ["lr", "w", "scalar"]);
+    assert_eq!(entries[1].path, Some(vec![Step::Key("layers"), Step::Index(300)]));
+    let place = |place: crate::dcp::metadata::Place<'_>| {
+        (read.files()[place.file].clone(), place.offset, place.length)
+    };
+    let EntryKind::Object { place: object } = entries[0].kind else { panic!("not an object") };
+    assert_eq!(place(object), ("a.distcp".to_owned(), 0, 500));
+    let EntryKind::Tensor { element, shape, chunks } = &entries[1].kind else {
+        panic!("not a tensor")
+    };
+    assert_eq!((element.torch.as_str(), *shape), ("bfloat16", &[5_000_000_000, 2][..]));
+    let chunks: Vec<_> = chunks.clone().collect();
+    assert_eq!(chunks.len(), 2);
+    assert_eq!(
+        (chunks[1].offsets, chunks[1].sizes),
+        (&[3_000_000_000, 0][..], &[2_000_000_000, 2][..])
+    );
+    assert_eq!(place(chunks[0].place.unwrap()), ("a.distcp".to_owned(), 4096, 12_000_000_700));
+    assert_eq!(place(chunks[1].place.unwrap()), ("b.distcp".to_owned(), 1 << 40, 9_000_000_000));
+}

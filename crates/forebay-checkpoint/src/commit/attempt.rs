@@ -55,6 +55,8 @@ pub struct Attempt {
     pub(crate) begin: Begin,
     /// Whether the begin record is there and ours.
     owned: bool,
+    /// Whether somebody else uses this attempt and rank.
+    foreign: bool,
     rooms: Rooms,
     /// The rank's part, kept for the case that it commits.
     pub(crate) own_part: Option<Vec<u8>>,
@@ -106,6 +108,7 @@ impl Attempt {
             hints,
             begin,
             owned: false,
+            foreign: false,
             rooms: Rooms::default(),
             own_part: None,
             files: Mutex::new(Vec::new()),
@@ -115,7 +118,7 @@ impl Attempt {
         match attempt.set_out() {
             Ok(()) => Ok(attempt),
             // Somebody else's attempt: it is not ours to fail.
-            Err(error) if error.code() == Code::AlreadyExists => Err(error),
+            Err(error) if attempt.foreign => Err(error),
             Err(error) => Err(attempt.fail(error)),
         }
     }
@@ -144,7 +147,8 @@ impl Attempt {
         Ok(())
     }
 
-    fn begun_before(&self, key: &str) -> Error {
+    fn begun_before(&mut self, key: &str) -> Error {
+        self.foreign = true;
         let what = format!("attempt {} was begun before", self.spec.attempt);
         let error = Error::new(Code::AlreadyExists, what).at(self.root.place(key));
         error.hint("two jobs use one run id, or a save counter went back")

@@ -41,7 +41,8 @@ fn every_rank_hears_of_the_same_commit_and_the_records_are_tidied() {
     let job = job();
     let roots = vec![job.root.clone(); WORLD as usize];
     let (results, took) = save_all(&job.sim, &roots, |rank| spec(1, attempt(1, 0), rank, WORLD));
-    let committed: Vec<&Committed> = results.iter().map(|result| result.as_ref().unwrap()).collect();
+    let committed: Vec<&Committed> =
+        results.iter().map(|result| result.as_ref().unwrap()).collect();
     assert!(committed.windows(2).all(|pair| pair[0] == pair[1]), "{committed:?}");
     assert!(committed[0].durable && committed[0].bytes > 9000, "{committed:?}");
     assert!(took < Duration::from_secs(1), "without hints: {took:?}");

@@ -94,7 +94,7 @@ fn a_writer_that_was_collected_and_wakes_up_commits_nothing() {
             check_listing(&job.root, &job.store);
             collect_all(&job.root, &job.store, &job.sim);
         });
-        assert!(points > 120, "{points}");
+        assert!(points > 100, "{points}");
     }
 }
 
@@ -110,15 +110,14 @@ fn a_writer_of_an_older_epoch_never_replaces_what_a_newer_one_committed() {
             };
             let (job, results, _) = sleep_at(sleeper, point, overwrite, newer);
             assert_eq!(load(&job.store, 5), Some(attempt(2, 0)), "{sleeper} at {point}");
-            for result in results.iter().flatten() {
-                let right = [None, Some(Code::Fenced), Some(Code::LostCommit), Some(Code::Timeout)];
-                assert!(right.contains(&code(result)), "{sleeper} at {point}: {result:?}");
-            }
+            let woken = results[sleeper as usize].as_ref().unwrap();
+            let right = [None, Some(Code::Fenced), Some(Code::Timeout), Some(Code::NotShared)];
+            assert!(right.contains(&code(woken)), "{sleeper} at {point}: {woken:?}");
             let newest = latest(&job.root).unwrap().unwrap();
             assert_eq!(newest.commit.unwrap().epoch, 2);
             collect_all(&job.root, &job.store, &job.sim);
         });
-        assert!(points > 120, "{points}");
+        assert!(points > 100, "{points}");
     }
 }
 
@@ -150,7 +149,7 @@ fn a_step_that_was_pruned_does_not_come_back_with_a_writer_that_wakes_up() {
         check_listing(&job.root, &job.store);
         collect_all(&job.root, &job.store, &job.sim);
     });
-    assert!(points > 120, "{points}");
+    assert!(points > 100, "{points}");
 }
 
 #[test]

@@ -13,13 +13,8 @@ use forebay_store::{MemoryStore, Store};
 use crate::sim::Sim;
 use crate::world::*;
 
-const FAULTS: [Fault; 5] = [
-    Fault::Kill,
-    Fault::Errno(5),
-    Fault::Errno(28),
-    Fault::Torn,
-    Fault::LostReply,
-];
+const FAULTS: [Fault; 5] =
+    [Fault::Kill, Fault::Errno(5), Fault::Errno(28), Fault::Torn, Fault::LostReply];
 
 struct Job {
     store: MemoryStore,
@@ -109,9 +104,8 @@ fn a_fault_at_any_step_of_a_prune_leaves_whole_commits_and_the_next_one_finishes
 
 #[test]
 fn a_fault_at_any_step_of_a_collection_leaves_all_commits_and_the_next_one_finishes_it() {
-    let collect = |root: &Root| {
-        gc(root, &GcOptions::default()).is_ok_and(|report| report.failed.is_empty())
-    };
+    let collect =
+        |root: &Root| gc(root, &GcOptions::default()).is_ok_and(|report| report.failed.is_empty());
     let points = matrix(collect, |job| {
         check_listing(&job.root, &job.store);
         let loaded = [1, 2, 3, 4].map(|step| load(&job.store, step));

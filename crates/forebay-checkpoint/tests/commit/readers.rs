@@ -193,9 +193,11 @@ fn the_listing_tells_committed_pending_dead_and_failed_apart() {
     let states = steps(&root, Duration::from_secs(60)).unwrap();
     let short: Vec<_> = states.iter().map(|state| (state.step, state.state())).collect();
     use State::{Committed, Dead, Pending};
-    let right = [(1, Committed), (2, Dead), (3, Pending), (4, Dead), (6, Committed), (7, Committed)];
+    let right =
+        [(1, Committed), (2, Dead), (3, Pending), (4, Dead), (6, Committed), (7, Committed)];
     assert_eq!(short, right);
-    assert_eq!((states[0].ranks(), states[0].age()), (1, HOUR));
+    let age = states[0].age();
+    assert!(states[0].ranks() == 1 && age >= HOUR && age < HOUR + HOUR / 60, "{age:?}");
     assert!(states[0].bytes() > 3000 && states[1].bytes() >= 3000, "{states:?}");
     let AttemptStatus::Failed(why) = &states[3].attempts[0].status else { panic!("{states:?}") };
     assert!(why.contains("rank 0"), "{why}");
@@ -218,10 +220,7 @@ fn retention_counts_commits_only_and_follows_the_line() {
     let dying = FaultStore::new(inner, Plan::at(12, Fault::Kill));
     let dying = crate::world::root(Arc::new(dying), &sim);
     save(&dying, None, spec(6, attempt(2, 0), 0, 1)).unwrap_err();
-    let dry = PruneOptions {
-        gc: GcOptions { dry_run: true, ..waiting().gc },
-        ..waiting()
-    };
+    let dry = PruneOptions { gc: GcOptions { dry_run: true, ..waiting().gc }, ..waiting() };
     assert_eq!(prune(&root, &keep_last(1), &dry).unwrap().unpublished, [1, 2, 3, 4]);
     assert_eq!(load(&store, 1), Some(attempt(1, 1)), "a dry run changes nothing");
     let retention = Retention { keep_last: 2, keep_every: Some(3), pins: [1].into() };

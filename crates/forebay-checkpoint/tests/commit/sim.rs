@@ -191,8 +191,6 @@ pub(crate) enum Pace {
     PauseAt(u64, Duration),
     /// Often, up to 20 ms, by a seed.
     Random(u64),
-    /// Nothing; it only counts.
-    Count,
 }
 
 /// A client of a store that takes its time, so that others get between any two of its calls.
@@ -221,7 +219,7 @@ impl Slow {
         };
         let time = match &mut *self.pace.lock().unwrap() {
             Pace::PauseAt(at, time) if *at == point => Some(*time),
-            Pace::PauseAt(..) | Pace::Count => None,
+            Pace::PauseAt(..) => None,
             Pace::Random(seed) => {
                 // Xorshift.
                 *seed ^= *seed << 13;

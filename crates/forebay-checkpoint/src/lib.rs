@@ -3,9 +3,11 @@
 //! - [`audit`]: a second look at manifests, by code that shares nothing with what writes and reads them.
 //! - [`commit`]: how a step becomes visible, all of it or none.
 //! - [`model`]: what a checkpoint holds, wherever it was read from.
+//! - [`open`]: checkpoints that are there, of torch and of others, read and checked.
 //! - [`manifest`]: the same on disk, for checkpoints of ours: written in parts, read in ranges.
 
 pub mod audit;
 pub mod commit;
 pub mod manifest;
 pub mod model;
+pub mod open;

@@ -84,3 +84,13 @@ pub struct Entry {
     /// What it is.
     pub kind: Kind,
 }
+
+impl Entry {
+    /// Where its pieces are: of an object one.
+    pub fn chunks(&self) -> &[Chunk] {
+        match &self.kind {
+            Kind::Tensor { chunks, .. } => chunks,
+            Kind::Object { chunk } => std::slice::from_ref(chunk),
+        }
+    }
+}

@@ -59,6 +59,16 @@ impl Error {
         self
     }
 
+    /// Says more of the place: `file` becomes `file, tensor "w"`. Where there is none it becomes the place.
+    #[must_use]
+    pub fn within(mut self, part: impl fmt::Display) -> Self {
+        self.0.place = Some(match &self.0.place {
+            Some(place) => format!("{place}, {part}"),
+            None => part.to_string(),
+        });
+        self
+    }
+
     /// Adds a line that says what to do.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
@@ -152,6 +162,7 @@ mod tests {
     fn the_first_place_is_the_nearest_and_stays() {
         let error = Error::new(Code::Truncated, "short").at("tensor w").at("file");
         assert_eq!(error.place(), Some("tensor w"));
+        assert_eq!(error.within("byte 7").place(), Some("tensor w, byte 7"));
     }
 
     #[test]

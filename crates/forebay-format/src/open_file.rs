@@ -6,7 +6,7 @@
 
 use crate::text::shown;
 use forebay_error::{Code, Error, Result};
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, SealFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -67,6 +67,23 @@ impl OpenFile {
         // io_uring answers EAGAIN for a non-blocking file where it would otherwise wait for the disk.
         rustix::fs::fcntl_setfl(&fd, OFlags::empty()).map_err(|errno| cannot_open(path, errno))?;
         Ok(Self { file: File::from(fd), path: path.to_owned(), identity: Identity::of(&stat) })
+    }
+
+    /// A file of these bytes in memory, which nobody else can see or change; messages call it `path`.
+    pub fn in_memory(path: &Path, bytes: &[u8]) -> Result<Self> {
+        let failed = |errno: Errno| {
+            let what = format!("cannot hold {} decoded bytes", bytes.len());
+            Error::io(what, errno.into()).at(shown(path))
+        };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("forebay-decoded", flags).map_err(failed)?;
+        let file = File::from(fd);
+        file.write_all_at(bytes, 0)
+            .map_err(|error| Error::io("cannot hold decoded bytes", error).at(shown(path)))?;
+        let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
+        let stat = rustix::fs::fstat(&file).map_err(failed)?;
+        Ok(Self { file, path: path.to_owned(), identity: Identity::of(&stat) })
     }
 
     /// Bytes of the file when it was opened.

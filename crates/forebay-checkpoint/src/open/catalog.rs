@@ -1,0 +1,277 @@
+//! Checkpoints as models: a catalog that the engine loads tensors from, straight out of the data files.
+//!
+//! A tensor's pieces are where its chunks are: the bytes inside of each item, row-major or strided. To know them the items
+//! have to be opened, so it goes in two steps: a listing from the metadata alone ([`open_model`]), and the pieces of
+//! those tensors that are wanted ([`Opened::resolve`]). A tensor whose item is damaged keeps its error, which whoever
+//! loads it gets; the others load. Items that were compressed are decoded into memory first.
+
+use super::item::Elements;
+use super::{Checkpoint, Concern, Origin};
+use crate::model::{Chunk, Entry, Kind};
+use forebay_error::{Code, Error, Result};
+use forebay_format::dcp::TensorItem;
+use forebay_format::dcp::hf::is_shard;
+use forebay_format::safetensors::read_header;
+use forebay_format::torch_zip::PlainObject;
+use forebay_format::{
+    Catalog, CatalogFile, Check, Fault, Format, Model, OpenFile, Piece, Stored, TensorEntry,
+    parallel,
+};
+use forebay_tensor::byte_len;
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A model or a checkpoint, listed.
+#[derive(Debug)]
+pub struct Opened {
+    /// What it holds. Of a checkpoint: no tensor can be read yet.
+    pub listing: Model,
+    checkpoint: Option<Checkpoint>,
+}
+
+/// Opens what is at a path: a checkpoint (its folder, or the `.metadata` in it), or a model as
+/// [`forebay_format::open_model`] does.
+pub fn open_model(path: &Path) -> Result<Opened> {
+    let path = match path.file_name().is_some_and(|name| name == ".metadata") {
+        true => path.parent().unwrap_or(path),
+        false => path,
+    };
+    if path.is_dir() && is_checkpoint(path)? {
+        let checkpoint = Checkpoint::open(path)?;
+        let listing = list(&checkpoint)?;
+        return Ok(Opened { listing, checkpoint: Some(checkpoint) });
+    }
+    Ok(Opened { listing: forebay_format::open_model(path)?, checkpoint: None })
+}
+
+/// Whether a folder is to be opened as a checkpoint, be it as one that was not committed.
+fn is_checkpoint(folder: &Path) -> Result<bool> {
+    let listing = super::files::list(folder)?;
+    if listing.has_metadata {
+        return Ok(true);
+    }
+    if listing.safetensors.is_empty() {
+        let found = [&listing.distcp, &listing.leftovers, &listing.per_rank];
+        return Ok(found.iter().any(|names| !names.is_empty()));
+    }
+    if listing.has_index {
+        return Ok(false);
+    }
+    // One file tells: the writer marks each.
+    let Some(first) = listing.safetensors.first() else { return Ok(false) };
+    // A file that cannot be read is a matter for whoever opens the model.
+    let header = OpenFile::open(&folder.join(first)).and_then(|file| read_header(&file));
+    Ok(header.is_ok_and(|header| is_shard(&header)))
+}
+
+/// A catalog of a checkpoint's tensors, none of them opened.
+fn list(checkpoint: &Checkpoint) -> Result<Model> {
+    let folder = checkpoint.folder();
+    let files = checkpoint.files.iter().map(|file| {
+        let path = folder.join(&file.name);
+        let size = std::fs::metadata(&path).map_or(0, |file| file.len());
+        CatalogFile { name: file.name.clone(), path, size }
+    });
+    let files = files.collect();
+    let mut tensors = Vec::new();
+    for entry in &checkpoint.entries {
+        let Kind::Tensor { dtype, shape, chunks } = &entry.kind else { continue };
+        let first = chunks.first();
+        tensors.push(TensorEntry {
+            name: entry.name.clone(),
+            dtype: *dtype,
+            shape: shape.clone(),
+            file: first.map_or(0, |chunk| chunk.file as usize),
+            offset: first.map_or(0, |chunk| chunk.offset),
+            bytes: byte_len(*dtype, shape)?,
+            stored: Stored::Unopened(None),
+        });
+    }
+    let format = match checkpoint.origin {
+        Origin::Dcp { .. } => Format::Dcp,
+        Origin::HfShards => Format::SafetensorsShards,
+    };
+    let warnings = checkpoint.warnings.iter().map(|warning| warning.text.clone()).collect();
+    let catalog = Catalog::new(format, None, files, tensors, warnings)?;
+    Ok(Model { catalog, files: Vec::new() })
+}
+
+impl Opened {
+    /// The checkpoint, where it is one.
+    pub fn checkpoint(&self) -> Option<&Checkpoint> {
+        self.checkpoint.as_ref()
+    }
+
+    /// The model with the tensors of these names ready to be read; they keep their numbers in the catalog. Of a model that
+    /// is no checkpoint all are, always.
+    pub fn resolve(&self, wanted: impl Fn(&str) -> bool) -> Result<Model> {
+        let Some(checkpoint) = &self.checkpoint else { return Ok(self.listing.clone()) };
+        let mut catalog = self.listing.catalog.clone();
+        let mut jobs = Vec::new();
+        for (number, tensor) in catalog.tensors.iter_mut().enumerate() {
+            let entry = checkpoint.get(&tensor.name).filter(|entry| wanted(&entry.name));
+            if let Some(entry) = entry {
+                jobs.extend(entry.chunks().iter().map(|chunk| Job { number, entry, chunk }));
+                tensor.stored = Stored::Pieces(Vec::new());
+            }
+        }
+        jobs.sort_by_key(|job| (job.chunk.file, job.chunk.offset));
+        let located = parallel::map(&jobs, |job| Ok(job.locate(checkpoint)));
+        let mut parts = Parts::default();
+        for (job, located) in jobs.iter().zip(located) {
+            if let Some(tensor) = catalog.tensors.get_mut(job.number) {
+                parts.add(tensor, job, located?);
+            }
+        }
+        catalog.tensors.iter_mut().for_each(settle);
+        parts.checks.sort_by_key(|check| (check.file, check.offset));
+        parts.checks.dedup();
+        (catalog.files, catalog.checks) = (parts.catalog, parts.checks);
+        Ok(Model { catalog, files: parts.files })
+    }
+
+    /// The model with all tensors ready.
+    pub fn resolve_all(&self) -> Result<Model> {
+        self.resolve(|_| true)
+    }
+
+    /// The values that are no tensors, of these names; each may be had or not.
+    pub fn objects(&self, wanted: impl Fn(&str) -> bool) -> Vec<(String, Result<PlainObject>)> {
+        match &self.checkpoint {
+            Some(checkpoint) => checkpoint.objects(wanted),
+            None => {
+                let objects = self.listing.catalog.objects.iter();
+                let objects = objects.filter(|entry| wanted(&entry.name));
+                objects.map(|entry| (entry.name.clone(), Ok(entry.object.clone()))).collect()
+            }
+        }
+    }
+}
+
+impl Checkpoint {
+    /// The objects of these names.
+    pub fn objects(&self, wanted: impl Fn(&str) -> bool) -> Vec<(String, Result<PlainObject>)> {
+        let is_object = |entry: &&Entry| matches!(entry.kind, Kind::Object { .. });
+        let entries = self.entries.iter().filter(is_object).filter(|entry| wanted(&entry.name));
+        let entries: Vec<&Entry> = entries.collect();
+        let read = parallel::map(&entries, |entry| self.read_object(entry));
+        entries.iter().map(|entry| entry.name.clone()).zip(read).collect()
+    }
+
+    /// Names of entries that were left out, and why, as one warning each.
+    pub fn left_out(&self) -> impl Iterator<Item = &str> {
+        let left_out = self.warnings.iter().filter(|told| told.concern == Concern::LeftOut);
+        left_out.map(|warning| warning.text.as_str())
+    }
+}
+
+/// A chunk to find.
+struct Job<'c> {
+    number: usize,
+    entry: &'c Entry,
+    chunk: &'c Chunk,
+}
+
+impl Job<'_> {
+    fn locate(&self, checkpoint: &Checkpoint) -> Result<(Arc<OpenFile>, Elements)> {
+        let Kind::Tensor { dtype, .. } = &self.entry.kind else {
+            return Err(Error::new(Code::Internal, "an object in place of a tensor"));
+        };
+        let (file, elements) = checkpoint
+            .locate(*dtype, self.chunk)
+            .map_err(|error| checkpoint.place(&self.entry.name, error))?;
+        match elements {
+            Elements::Item(item) if item.decoded.is_some() => {
+                let bytes = item.read(file.as_ref())?;
+                // Messages name the file that the item came from.
+                let memory = OpenFile::in_memory(&file.path, &bytes)?;
+                Ok((Arc::new(memory), Elements::Item(item)))
+            }
+            elements => Ok((file, elements)),
+        }
+    }
+}
+
+/// A catalog in the making: only the files that are needed, in the order of their first use.
+#[derive(Default)]
+struct Parts {
+    catalog: Vec<CatalogFile>,
+    files: Vec<Arc<OpenFile>>,
+    numbers: HashMap<u32, usize>,
+    checks: Vec<Check>,
+}
+
+impl Parts {
+    /// Adds what was found of a chunk to its tensor. One fault decides for the whole tensor.
+    fn add(
+        &mut self,
+        tensor: &mut TensorEntry,
+        job: &Job<'_>,
+        located: Result<(Arc<OpenFile>, Elements)>,
+    ) {
+        let Stored::Pieces(pieces) = &mut tensor.stored else { return };
+        let (file, elements) = match located {
+            Ok(found) => found,
+            Err(error) => {
+                tensor.stored = Stored::Unopened(Some(Fault::from(&error)));
+                return;
+            }
+        };
+        let region = job.chunk.region.clone();
+        let piece = match elements {
+            Elements::Place(place) => {
+                let file = self.number(job.chunk.file, file);
+                Piece { region, file, offset: place.offset, strides: None }
+            }
+            Elements::Item(item) if item.decoded.is_some() => {
+                let file = self.push(file);
+                Piece { region, file, offset: 0, strides: None }
+            }
+            Elements::Item(item) => {
+                let file = self.number(job.chunk.file, file);
+                self.checks.push(check(&item, file));
+                let strides = (!item.view.is_row_major()).then(|| item.view.memory.strides.clone());
+                Piece { region, file, offset: item.start(), strides }
+            }
+        };
+        pieces.push(piece);
+    }
+
+    fn number(&mut self, of: u32, file: Arc<OpenFile>) -> usize {
+        match self.numbers.get(&of) {
+            Some(&number) => number,
+            None => {
+                let number = self.push(file);
+                self.numbers.insert(of, number);
+                number
+            }
+        }
+    }
+
+    fn push(&mut self, file: Arc<OpenFile>) -> usize {
+        let name = file.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        self.catalog.push(CatalogFile { name, path: file.path.clone(), size: file.size() });
+        self.files.push(file);
+        self.files.len() - 1
+    }
+}
+
+fn check(item: &TensorItem, file: usize) -> Check {
+    let record = item.record;
+    Check { file, offset: record.offset, bytes: record.bytes, crc: record.crc }
+}
+
+/// Sets file and offset of a tensor to those of its first piece; one piece that is all of it is a plain run.
+fn settle(tensor: &mut TensorEntry) {
+    let Stored::Pieces(pieces) = &tensor.stored else {
+        tensor.file = usize::MAX;
+        return;
+    };
+    let Some(first) = pieces.first() else { return };
+    (tensor.file, tensor.offset) = (first.file, first.offset);
+    let is_whole = first.region.is_whole(&tensor.shape) && first.strides.is_none();
+    if is_whole && pieces.len() == 1 {
+        tensor.stored = Stored::Run;
+    }
+}

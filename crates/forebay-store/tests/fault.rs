@@ -1,5 +1,7 @@
 //! The fault wrapper itself: every fault at every step does what it says, and nothing else.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests are tests")]
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

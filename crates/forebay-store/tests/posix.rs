@@ -1,5 +1,7 @@
 //! A folder store on real file systems: full, read-only, with links, umasks, other processes and killed ones.
 
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests are tests")]
+
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;

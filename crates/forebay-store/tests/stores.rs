@@ -1,5 +1,7 @@
 //! Every store, and every double of one, through the same suite.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests are tests")]
+
 #[macro_use]
 mod conformance;
 

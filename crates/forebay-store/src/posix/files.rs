@@ -150,25 +150,56 @@ impl Files for RealFiles {
 
     fn try_lock(&self, path: &str) -> Result<Locked, Errno> {
         let (folder, name) = self.root.parent(path)?;
-        let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::CREATE;
-        let mode = Mode::from_raw_mode(0o666);
-        // NFS wants a descriptor for writing; another user's lock file may be opened for reading only.
-        let fd = match rustix::fs::openat(&folder, name, flags | OFlags::RDWR, mode) {
-            Err(Errno::ACCESS) => {
-                rustix::fs::openat(&folder, name, OFlags::NOFOLLOW | OFlags::CLOEXEC, mode)?
-            }
-            result => result?,
-        };
+        let fd = open_lock(&folder, name)?;
         rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
-        // Its last user may have removed it between the two calls: then others lock another file.
-        let named = rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW);
-        let held = rustix::fs::fstat(&fd)?;
-        match named {
-            Ok(named) if (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino) => {
-                Ok(Locked(fd))
-            }
-            Ok(_) | Err(Errno::NOENT) => Err(Errno::WOULDBLOCK),
-            Err(errno) => Err(errno),
+        match is_named(&fd, &folder, name)? {
+            true => Ok(Locked(fd)),
+            // Its last user has removed it since it was opened: the next one locks another file.
+            false => Err(Errno::WOULDBLOCK),
         }
+    }
+}
+
+/// Opens a file to lock, or makes it.
+fn open_lock(folder: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
+    let (flags, mode) = (OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::from_raw_mode(0o666));
+    // NFS wants a descriptor for writing; another user's file may be open to readers only.
+    match rustix::fs::openat(folder, name, flags | OFlags::CREATE | OFlags::RDWR, mode) {
+        Err(Errno::ACCESS) => rustix::fs::openat(folder, name, flags, mode),
+        result => result,
+    }
+}
+
+/// Whether a name is still that of an open file.
+fn is_named(fd: &OwnedFd, folder: &OwnedFd, name: &str) -> Result<bool, Errno> {
+    let held = rustix::fs::fstat(fd)?;
+    match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(named) => Ok((named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_on_a_file_that_lost_its_name_counts_for_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path()).unwrap();
+        let (inside, name) = root.parent("lock").unwrap();
+        let first = open_lock(&inside, name).unwrap();
+        assert!(is_named(&first, &inside, name).unwrap());
+        std::fs::remove_file(folder.path().join("lock")).unwrap();
+        assert!(!is_named(&first, &inside, name).unwrap());
+        let second = open_lock(&inside, name).unwrap();
+        assert!(!is_named(&first, &inside, name).unwrap());
+        assert!(is_named(&second, &inside, name).unwrap());
+        let files = RealFiles::new(root);
+        let held = files.try_lock("lock").unwrap();
+        assert_eq!(files.try_lock("lock").err(), Some(Errno::WOULDBLOCK));
+        drop(held);
+        files.try_lock("lock").unwrap();
     }
 }

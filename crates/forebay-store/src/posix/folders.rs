@@ -5,7 +5,7 @@
 //! every folder once, the first time that it meets it.
 
 use forebay_error::Result;
-use rustix::fs::{Dir, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::PosixStore;
@@ -18,6 +18,14 @@ use crate::key::RECORDS_FOLDER;
 const TRIES: usize = 20;
 /// Most folders that are remembered.
 const KNOWN_MAX: usize = 4096;
+
+/// Which folder it is: with the time of its birth, where there is one, because a new folder may get the inode of one
+/// that was removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FolderId {
+    id: FileId,
+    born: (i64, u32),
+}
 
 impl PosixStore {
     /// Runs a change in a folder, which is made if need be; again if somebody removes the folder at that moment.
@@ -76,9 +84,14 @@ impl PosixStore {
         Ok(())
     }
 
-    fn folder_id(&self, folder: &str) -> Result<FileId, Errno> {
+    fn folder_id(&self, folder: &str) -> Result<FolderId, Errno> {
         let fd = self.root.beneath(folder, OFlags::PATH)?;
-        rustix::fs::fstat(&fd).map(|stat| FileId::of(&stat))
+        let id = rustix::fs::fstat(&fd).map(|stat| FileId::of(&stat))?;
+        let born = match rustix::fs::statx(&fd, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME) {
+            Ok(more) => (more.stx_btime.tv_sec, more.stx_btime.tv_nsec),
+            Err(_) => (0, 0),
+        };
+        Ok(FolderId { id, born })
     }
 
     pub(super) fn remove_object(&self, key: &str) -> Result<bool> {

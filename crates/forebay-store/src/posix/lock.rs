@@ -142,7 +142,34 @@ fn break_stale(store: &PosixStore, path: &str) -> Result<(), Errno> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering::Relaxed;
+
     use super::*;
+
+    #[test]
+    fn one_holds_the_lock_while_its_file_comes_and_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = PosixStore::open(folder.path()).unwrap();
+        let busy = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..6 {
+                scope.spawn(|| {
+                    for _ in 0..100 {
+                        let held =
+                            store.in_folder("f", || take(&store, "f").map_err(|_| Errno::NOENT));
+                        let held = held.unwrap();
+                        assert!(!busy.swap(true, Relaxed), "two hold it");
+                        std::thread::yield_now();
+                        busy.store(false, Relaxed);
+                        drop(held);
+                        store.tidy("f");
+                    }
+                });
+            }
+        });
+        store.tidy("f");
+        assert!(!folder.path().join("f").exists(), "the lock file goes with its folder");
+    }
 
     #[test]
     fn a_step_and_its_records_have_one_lock() {

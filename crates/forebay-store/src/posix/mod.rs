@@ -55,14 +55,14 @@ pub(crate) use root::{Root, split};
 use crate::key::{check_key, check_prefix};
 use crate::object::{Abilities, DataObject, Expect, Listed, Published, Version};
 use crate::store::Store;
-use temp::FileId;
+use folders::FolderId;
 
 /// See the module.
 pub struct PosixStore {
     root: Arc<Root>,
     files: Arc<dyn Files>,
     /// Folders whose names are on the disk.
-    known: Mutex<HashMap<String, FileId>>,
+    known: Mutex<HashMap<String, FolderId>>,
     abilities: OnceLock<Abilities>,
     /// See [`lock`].
     claim_stale: Duration,
@@ -105,7 +105,7 @@ impl PosixStore {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<String, FileId>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<String, FolderId>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

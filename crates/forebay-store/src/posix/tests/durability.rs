@@ -91,3 +91,18 @@ fn room_that_is_not_to_be_had_is_told_before_anything_is_written() {
         assert!(names(&fixture).is_empty());
     }
 }
+
+#[test]
+fn bytes_that_changed_under_the_same_stamps_are_another_version() {
+    let fixture = store(|_, _| Answer::Go);
+    let path = fixture.folder.path().join("to");
+    std::fs::write(&path, b"old").unwrap();
+    let stamp = std::fs::metadata(&path).unwrap().modified().unwrap();
+    let (_, version) = fixture.store.get("to", 9).unwrap().unwrap();
+    fixture.store.put("staged", b"new").unwrap();
+    std::fs::write(&path, b"odd").unwrap();
+    std::fs::File::options().write(true).open(&path).unwrap().set_modified(stamp).unwrap();
+    let end = fixture.store.publish("staged", "to", &Expect::Version(version)).unwrap();
+    assert_eq!(end, Published::Lost);
+    assert_eq!(std::fs::read(&path).unwrap(), b"odd");
+}

@@ -9,7 +9,7 @@ use cases_support::*;
 use forebay_checkpoint::model::{Kind, PathStep};
 use forebay_checkpoint::open::{Checkpoint, Origin, open_model};
 use forebay_format::torch_zip::dtype_of;
-use forebay_format::{hex, sha256_tensor, verify_checks};
+use forebay_format::{hex, sha256_tensor};
 use serde_json::Value;
 
 /// Reads one fixture in every way and compares with its expected.json.
@@ -73,7 +73,7 @@ fn check_as_model(name: &str, keys: &serde_json::Map<String, Value>) {
         assert_eq!(digest, want["sha256"].as_str().unwrap(), "{name}: {key:?}");
     }
     assert_eq!(model.catalog.tensors.len(), tensors.count(), "{name}");
-    verify_checks(&model.catalog, &model.files, |_| true).unwrap();
+    check_all(&model).unwrap();
     let objects = opened.objects(|_| true);
     for (key, object) in &objects {
         check_object(key, object.as_ref().unwrap(), &keys[key]);

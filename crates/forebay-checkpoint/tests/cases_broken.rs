@@ -154,7 +154,7 @@ fn check_model(case: &Value, checkpoint: &Checkpoint) {
             assert!(error.place().is_some_and(|place| place.contains(&entry.name)), "{error:?}");
         }
     }
-    let checks = forebay_format::verify_checks(&model.catalog, &model.files, |_| true);
+    let checks = check_all(&model);
     assert_eq!(checks.is_err(), case["category"] == "checksum", "{checks:?}");
     if let Err(error) = checks {
         assert_eq!(error.code(), Code::Checksum);

@@ -1,7 +1,7 @@
 //! Tensors that lie in pieces: which bytes of which file go where in a row-major target, and how to read them without
 //! the engine.
 
-use crate::catalog::{Catalog, Fault, Piece, Stored, TensorEntry};
+use crate::catalog::{Catalog, Check, Fault, Piece, Stored, TensorEntry};
 use crate::open_file::OpenFile;
 use crate::torch_zip::buffer;
 use forebay_error::{Code, Error, Result};
@@ -135,17 +135,21 @@ pub fn sha256_tensor(files: &[Arc<OpenFile>], entry: &TensorEntry) -> Result<[u8
     Ok(hasher.finalize().into())
 }
 
-/// Compares checksums of a catalog with the files; `which` says of which. Names the file and the byte where one differs.
+/// Compares the checksums that a catalog has of bytes that these tensors lie in with the files. `each` is called with the
+/// bytes of each piece that was read, from several threads; its error ends the check. Returns how many checksums there
+/// were and of how many bytes. A tensor may lie in bytes without one.
+///
+/// Errors: `checksum`, which names file, byte and tensors; what reading gives; what [`TensorEntry::gathers`] gives.
 pub fn verify_checks(
     catalog: &Catalog,
     files: &[Arc<OpenFile>],
-    which: impl Fn(usize) -> bool + Sync,
-) -> Result<u64> {
-    let picked: Vec<_> =
-        catalog.checks.iter().enumerate().filter(|(index, _)| which(*index)).collect();
-    let results = crate::parallel::map(&picked, |(_, check)| {
+    tensors: &[usize],
+    each: impl Fn(u64) -> Result<()> + Sync,
+) -> Result<(usize, u64)> {
+    let picked = checks_of(catalog, tensors)?;
+    let results = crate::parallel::map(&picked, |check| {
         let file = file_of(files, check.file)?;
-        let found = crate::torch_zip::crc_of(file.as_ref(), check.offset, check.bytes)?;
+        let found = crate::torch_zip::crc_of(file.as_ref(), check.offset, check.bytes, &each)?;
         if found == check.crc {
             return Ok(check.bytes);
         }
@@ -157,7 +161,28 @@ pub fn verify_checks(
         let place = format!("{}{names}", crate::text::shown(&file.path));
         Err(Error::new(Code::Checksum, what).at(place))
     });
-    results.into_iter().try_fold(0_u64, |sum, bytes| Ok(sum.saturating_add(bytes?)))
+    let count = results.len();
+    let bytes = results.into_iter().try_fold(0_u64, |sum, bytes| bytes.map(|bytes| sum + bytes))?;
+    Ok((count, bytes))
+}
+
+/// The checksums of bytes that these tensors lie in.
+fn checks_of(catalog: &Catalog, tensors: &[usize]) -> Result<Vec<Check>> {
+    let mut wanted = vec![false; catalog.checks.len()];
+    for entry in tensors.iter().filter_map(|&tensor| catalog.tensors.get(tensor)) {
+        for (file, start, end) in entry.extents()? {
+            // Checks are in order and do not overlap.
+            let first = catalog
+                .checks
+                .partition_point(|check| (check.file, check.offset + check.bytes) <= (file, start));
+            let touched = catalog.checks.iter().zip(&mut wanted).skip(first);
+            touched
+                .take_while(|(check, _)| (check.file, check.offset) < (file, end))
+                .for_each(|(_, wanted)| *wanted = true);
+        }
+    }
+    let picked = catalog.checks.iter().zip(&wanted).filter(|(_, wanted)| **wanted);
+    Ok(picked.map(|(check, _)| *check).collect())
 }
 
 /// `, tensor "a"`: the tensors that lie in these bytes.

@@ -2,8 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use forebay_format::hex;
 use forebay_format::torch_zip::PlainObject;
+use forebay_format::{Model, Stored, hex, verify_checks};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -14,6 +14,13 @@ pub(crate) fn cases() -> PathBuf {
 
 pub(crate) fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// Compares every checksum of what can be read of a model.
+pub(crate) fn check_all(model: &Model) -> forebay_error::Result<(usize, u64)> {
+    let opened = |at: &usize| !matches!(model.catalog.tensors[*at].stored, Stored::Unopened(_));
+    let all: Vec<usize> = (0..model.catalog.tensors.len()).filter(opened).collect();
+    verify_checks(&model.catalog, &model.files, &all, |_| Ok(()))
 }
 
 pub(crate) fn sha256(bytes: &[u8]) -> String {

@@ -208,7 +208,7 @@ impl<'s> Archive<'s> {
 
     /// Reads a record and compares its CRC-32; `checksum` where that differs.
     pub fn check_crc(&self, record: &Record) -> Result<()> {
-        record.check(crc_of(self.source, record.offset, record.bytes)?)
+        record.check(crc_of(self.source, record.offset, record.bytes, |_| Ok(()))?)
     }
 
     /// Checks the CRC-32 of every record.
@@ -257,8 +257,13 @@ impl<'s> Archive<'s> {
     }
 }
 
-/// CRC-32 of bytes of a source, in bounded memory.
-pub(crate) fn crc_of(source: &dyn ReadAt, offset: u64, bytes: u64) -> Result<u32> {
+/// CRC-32 of bytes of a source, in bounded memory. `each` is called with the bytes of each piece; its error ends it.
+pub(crate) fn crc_of(
+    source: &dyn ReadAt,
+    offset: u64,
+    bytes: u64,
+    each: impl Fn(u64) -> Result<()>,
+) -> Result<u32> {
     let mut piece = buffer(bytes.min(CRC_PIECE))?;
     let mut crc = crc32fast::Hasher::new();
     let mut done = 0;
@@ -267,6 +272,7 @@ pub(crate) fn crc_of(source: &dyn ReadAt, offset: u64, bytes: u64) -> Result<u32
         let Some(part) = piece.get_mut(..len as usize) else { break };
         source.read_exact_at(part, offset.saturating_add(done))?;
         crc.update(part);
+        each(len)?;
         done += len;
     }
     Ok(crc.finalize())

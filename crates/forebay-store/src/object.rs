@@ -6,7 +6,7 @@ use forebay_engine::RangeSink;
 use forebay_error::Result;
 
 /// A state of an object: two are equal only if the object was not written in between. An entity tag on object stores,
-/// (device, inode, size, mtime, ctime) in a directory. Opaque to callers.
+/// inode, size, mtime and a checksum in a directory. Opaque to callers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Version(pub Vec<u8>);
 

@@ -42,7 +42,8 @@ pub trait Store: Send + Sync {
 
     /// Makes what was put at `staged` the object at `to`, in one step and durably: the one call that makes a
     /// checkpoint visible. Whoever loses changes nothing. A reply that got lost is looked up: the destination is read
-    /// again, and `Done` is said if it holds what was staged.
+    /// again, and `Done` is said if it holds what was staged. After `Done` there is nothing at `staged`; where several
+    /// publish the same staged object at once, more than one may be told `Done`.
     fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published>;
 
     /// Starts a data object of `bytes` bytes under a key that nobody else uses; sets that much room aside where the

@@ -184,6 +184,18 @@ fn what_is_no_folder_or_no_file_is_refused() {
 }
 
 #[test]
+fn folders_that_a_killed_client_left_go_with_the_next_removal() {
+    let (folder, store) = store();
+    fs::create_dir_all(folder.path().join("step/deep/er")).unwrap();
+    assert!(!store.remove("step/deep/er/gone/a").unwrap());
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    fs::create_dir_all(folder.path().join("step/deep")).unwrap();
+    store.put("step/a", b"").unwrap();
+    assert!(!store.remove("step/deep/a").unwrap());
+    assert_eq!(store.names("step/", 9).unwrap(), [("a".to_owned(), false)]);
+}
+
+#[test]
 fn looking_leaves_no_trace() {
     let (folder, store) = store();
     store.list("", 9).unwrap();
@@ -202,7 +214,11 @@ fn a_writer_waits_for_one_in_another_process() {
     let (_, version) = store.get("to", 9).unwrap().unwrap();
     fs::create_dir(folder.path().join(".forebay")).unwrap();
     let lock = folder.path().join(".forebay/lock");
-    let mut holder = Command::new("flock").arg(&lock).args(["sleep", "0.5"]).spawn().unwrap();
+    let holder = Command::new("flock").arg(&lock).args(["sleep", "0.5"]).spawn();
+    let Ok(mut holder) = holder else {
+        println!("skipped: no flock command: {holder:?}");
+        return;
+    };
     while !lock.exists() {
         std::thread::sleep(Duration::from_millis(1));
     }

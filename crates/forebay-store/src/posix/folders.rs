@@ -102,9 +102,7 @@ impl PosixStore {
         };
         // Also when it was gone before: whoever removed it may have been killed before this.
         self.sync_folder_left(key)?;
-        if removed {
-            self.tidy(split(key).0);
-        }
+        self.tidy(split(key).0);
         Ok(removed)
     }
 
@@ -116,12 +114,14 @@ impl PosixStore {
         }
     }
 
-    /// Removes folders that are empty but for a lock that nobody holds, from here up, never the root.
+    /// Removes folders that are empty but for a lock that nobody holds, from here up, never the root. Also those that a
+    /// client left that was killed on the way.
     pub(super) fn tidy(&self, folder: &str) {
         let mut folder = folder;
         while !folder.is_empty() {
-            if self.remove_folder(folder).is_err() {
-                return;
+            match self.remove_folder(folder) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(_) => return,
             }
             self.known().remove(folder);
             folder = split(folder).0;

@@ -5,9 +5,11 @@
 //! - [`model`]: what a checkpoint holds, wherever it was read from.
 //! - [`open`]: checkpoints that are there, of torch and of others, read and checked.
 //! - [`manifest`]: the same on disk, for checkpoints of ours: written in parts, read in ranges.
+//! - [`save`]: from the memory of all ranks to a committed step.
 
 pub mod audit;
 pub mod commit;
 pub mod manifest;
 pub mod model;
 pub mod open;
+pub mod save;

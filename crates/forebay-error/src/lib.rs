@@ -83,6 +83,28 @@ impl Error {
         self
     }
 
+    /// The same error once more, for the next who asks: causes come along as their texts.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        let mut cause = self.source();
+        let mut texts = Vec::new();
+        while let Some(error) = cause {
+            texts.push(error.to_string());
+            cause = error.source();
+        }
+        let source = texts.into_iter().rev().fold(None, |source, text| {
+            let cause: Box<dyn StdError + Send + Sync> = Box::new(Told { text, source });
+            Some(cause)
+        });
+        Self(Box::new(Inner {
+            code: self.0.code,
+            what: self.0.what.clone(),
+            place: self.0.place.clone(),
+            hints: self.0.hints.clone(),
+            source,
+        }))
+    }
+
     /// The stable code.
     pub fn code(&self) -> Code {
         self.0.code
@@ -115,6 +137,25 @@ impl Error {
             text.push_str(&format!("\nhint: {hint}"));
         }
         text
+    }
+}
+
+/// The text of a cause that was told before.
+#[derive(Debug)]
+struct Told {
+    text: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl StdError for Told {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
     }
 }
 
@@ -156,6 +197,13 @@ mod tests {
         assert!(text.starts_with(start));
         assert!(text.ends_with("\nhint: check it"));
         assert_eq!(text.matches("cannot read").count(), 1);
+    }
+
+    #[test]
+    fn an_error_told_again_says_the_same() {
+        let cause = Error::io("cannot read", std::io::Error::from_raw_os_error(5)).at("disk");
+        let error = Error::new(Code::Io, "no data").at("a").hint("b").with_source(cause);
+        assert_eq!(error.again().again().render(), error.render());
     }
 
     #[test]

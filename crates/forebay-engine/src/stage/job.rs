@@ -177,10 +177,8 @@ impl Job {
         let until = Instant::now() + timeout;
         let mut state = lock(&self.state);
         loop {
-            if let Some(error) = state.error.take() {
-                // Told once in full; who asks again hears that it failed.
-                state.error = Some(Error::new(error.code(), "the save has failed before"));
-                return Err(error);
+            if let Some(error) = &state.error {
+                return Err(error.again());
             }
             if is_so(&state) {
                 return Ok(true);

@@ -1,0 +1,169 @@
+//! The thread of a save: it begins, waits for the data, makes it durable, contributes the part, and commits or waits.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use forebay_engine::write_all_at;
+use forebay_error::{Code, Error, Result};
+
+use super::assemble::{Facts, assemble};
+use super::part::{self, FileName};
+use super::write::{OpenFiles, Writer, internal};
+use super::{Commit, Job, Outcome, Request, SideFile};
+use crate::commit::{Attempt, Gathered, data_file};
+
+/// How often the thread shows that it lives while data is written; also how often it looks whether another rank failed.
+const BEAT: Duration = Duration::from_millis(500);
+
+/// What the thread keeps until nobody reads the memory any more.
+pub(super) type Keep = Option<Box<dyn Any + Send>>;
+
+/// Runs a save to its end. What was kept goes as soon as it may.
+pub(super) fn run(
+    job: &Job,
+    request: &Request,
+    writer: &Arc<Writer>,
+    keep: Keep,
+) -> Result<Outcome> {
+    let result = match request.commit {
+        Commit::Protocol => with_protocol(job, request, writer, keep),
+        Commit::External => without(job, request, writer, keep),
+    };
+    if result.is_err() {
+        writer.give_up();
+        job.staging.cancel();
+    }
+    result
+}
+
+fn with_protocol(
+    job: &Job,
+    request: &Request,
+    writer: &Arc<Writer>,
+    keep: Keep,
+) -> Result<Outcome> {
+    let (root, policy) = (&request.root, &request.policy);
+    let mut attempt = Attempt::begin(root, policy, request.hints.clone(), request.spec.clone())?;
+    match write(job, request, writer, keep, Some(&attempt)) {
+        Ok(part) => {
+            let published = attempt.publish_part(&part);
+            if let Err(error) = published {
+                return Err(attempt.fail(error));
+            }
+        }
+        Err(error) => return Err(attempt.fail(error)),
+    }
+    let durable = job.started.elapsed();
+    let facts = facts(request);
+    let committed = attempt.wait_or_commit(&mut |gathered: Gathered| {
+        assemble(&facts, &gathered.parts, gathered.manifest_name)
+    })?;
+    Ok(Outcome {
+        durable: committed.durable,
+        durable_seconds: durable.as_secs_f64(),
+        commit_seconds: (job.started.elapsed() - durable).as_secs_f64(),
+        part: Vec::new(),
+    })
+}
+
+fn without(job: &Job, request: &Request, writer: &Arc<Writer>, keep: Keep) -> Result<Outcome> {
+    let part = write(job, request, writer, keep, None)?;
+    let durable_seconds = job.started.elapsed().as_secs_f64();
+    Ok(Outcome { durable: true, durable_seconds, commit_seconds: 0.0, part })
+}
+
+/// Everything up to the part: files, data, side files, all durable.
+fn write(
+    job: &Job,
+    request: &Request,
+    writer: &Arc<Writer>,
+    keep: Keep,
+    attempt: Option<&Attempt>,
+) -> Result<Vec<u8>> {
+    let (names, open) = create(request, writer, attempt)?;
+    writer.open(open)?;
+    let side = side_files(request, attempt)?;
+    wait(job, attempt, |time| job.staging.wait_staged(time))?;
+    drop(keep);
+    wait(job, attempt, |time| job.staging.wait_done(time))?;
+    writer.seal()?;
+    let spec = &request.spec;
+    part::encode(&request.plan, writer, (spec.attempt, spec.rank, spec.world), &names, &side)
+}
+
+fn create(
+    request: &Request,
+    writer: &Writer,
+    attempt: Option<&Attempt>,
+) -> Result<(Vec<FileName>, OpenFiles)> {
+    let (mut names, mut open) = (Vec::new(), Vec::new());
+    for (number, file) in (0_u32..).zip(&writer.files.files) {
+        let (name, object) = match attempt {
+            Some(attempt) => attempt.data_file(number, file.len)?,
+            None => {
+                let spec = &request.spec;
+                let name = data_file(spec.attempt, spec.rank, number);
+                let key = crate::commit::Layout::new(&spec.folder).file(&name);
+                (name, request.root.store.create_data(&key, file.len)?)
+            }
+        };
+        names.push((name, file.len));
+        open.push(object);
+    }
+    Ok((names, open))
+}
+
+fn side_files(request: &Request, attempt: Option<&Attempt>) -> Result<Vec<FileName>> {
+    let mut names = Vec::new();
+    for SideFile { name, bytes } in &request.side_files {
+        let Some(attempt) = attempt else {
+            return Err(Error::new(Code::Unsupported, "side files need a commit of ours").at(name));
+        };
+        let (stored, object) = attempt.side_file(name, bytes.len() as u64)?;
+        write_all_at(object.sink(), bytes, 0)?;
+        object.seal()?;
+        names.push((stored, bytes.len() as u64));
+    }
+    Ok(names)
+}
+
+/// Waits for the data, alive, and not longer than the other ranks do.
+fn wait(
+    job: &Job,
+    attempt: Option<&Attempt>,
+    done: impl Fn(Duration) -> Result<bool>,
+) -> Result<()> {
+    let mut looked = Instant::now();
+    loop {
+        if done(BEAT)? {
+            return Ok(());
+        }
+        if job.cancelled.load(Ordering::Relaxed) {
+            return Err(Error::new(Code::Cancelled, "the save was cancelled"));
+        }
+        if let Some(attempt) = attempt
+            && looked.elapsed() >= BEAT
+        {
+            attempt.beat();
+            attempt.check()?;
+            looked = Instant::now();
+        }
+    }
+}
+
+fn facts(request: &Request) -> Facts {
+    Facts {
+        attempt: request.spec.attempt,
+        info: request.info.clone(),
+        place: request.place(),
+        paths: Default::default(),
+    }
+}
+
+/// Turns a panic of the thread into an error.
+pub(super) fn guarded(work: impl FnOnce() -> Result<Outcome>) -> Result<Outcome> {
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    caught.unwrap_or_else(|_| Err(internal("the thread of a save panicked")))
+}

@@ -1,0 +1,309 @@
+//! From staged pieces to files: checksums, bodies, and glue as soon as all that it is made of is there.
+//!
+//! Pieces come in any order. Each item counts the pieces that it lacks; when the last has come its CRC is joined from its
+//! blocks. Each segment of glue counts the items that it lacks; when the last is complete it is rendered and written. What
+//! an item left for glue (all of a small one, the last bytes of a large one) is kept until its last segment was
+//! written, so memory is bounded by what is in flight and not by the number of items.
+
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use forebay_engine::stage::StageConsumer;
+use forebay_engine::write_all_at;
+use forebay_error::{Code, Error, Result};
+use forebay_format::crc::{crc32, crc32_join};
+use forebay_format::dcp::GlueSource;
+use forebay_store::DataObject;
+
+use super::files::{Files, Placed, Use, is_glue};
+use crate::model::BLOCK_BYTES;
+
+/// The files of a save, open for writing.
+pub(super) type OpenFiles = Vec<Box<dyn DataObject>>;
+
+/// What becomes of one item.
+#[derive(Default)]
+struct ItemState {
+    pieces_left: AtomicUsize,
+    segments_left: AtomicUsize,
+    crc: AtomicU32,
+    /// Bytes that go into glue, from [`forebay_format::dcp::PlacedItem::body_bytes`] on.
+    loose: Mutex<Vec<u8>>,
+}
+
+/// Whether the files are there yet.
+enum Ready {
+    No,
+    Yes,
+    Never,
+}
+
+/// Writes one save's files.
+pub(super) struct Writer {
+    pub(super) files: Files,
+    objects: Vec<Vec<u8>>,
+    items: Vec<ItemState>,
+    crcs: Vec<AtomicU32>,
+    /// For each file and segment, items that are not complete.
+    segments: Vec<Vec<AtomicUsize>>,
+    open: Mutex<(Ready, std::sync::Arc<OpenFiles>)>,
+    opened: Condvar,
+}
+
+impl Writer {
+    pub(super) fn new(files: Files, objects: Vec<Vec<u8>>) -> Self {
+        let segments = files
+            .files
+            .iter()
+            .map(|file| file.segments.iter().map(|_| AtomicUsize::new(0)).collect::<Vec<_>>());
+        let segments: Vec<_> = segments.collect();
+        let mut items = Vec::with_capacity(files.items.len());
+        for placed in &files.items {
+            let glue = glue_of(&files, placed);
+            for number in glue.clone() {
+                if let Some(left) = segments.get(placed.file).and_then(|row| row.get(number)) {
+                    left.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            items.push(ItemState {
+                pieces_left: AtomicUsize::new(placed.pieces),
+                segments_left: AtomicUsize::new(glue.count()),
+                ..ItemState::default()
+            });
+        }
+        let crcs = (0..files.crcs).map(|_| AtomicU32::new(0)).collect();
+        let open = Mutex::new((Ready::No, std::sync::Arc::default()));
+        Self { files, objects, items, crcs, segments, open, opened: Condvar::new() }
+    }
+
+    /// Hands over the files; writing may begin. Items that need no staging are written here.
+    pub(super) fn open(&self, files: OpenFiles) -> Result<()> {
+        *lock(&self.open) = (Ready::Yes, std::sync::Arc::new(files));
+        self.opened.notify_all();
+        for number in 0..self.items.len() {
+            let done = self.files.items.get(number).is_some_and(|placed| placed.pieces == 0);
+            if done {
+                self.check_object(number);
+                self.complete(number)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// There will be no files: whoever waits for them goes home.
+    pub(super) fn give_up(&self) {
+        let mut open = lock(&self.open);
+        if matches!(open.0, Ready::No) {
+            open.0 = Ready::Never;
+        }
+        drop(open);
+        self.opened.notify_all();
+    }
+
+    /// Makes everything durable, file by file, several at a time.
+    pub(super) fn seal(&self) -> Result<()> {
+        let files = lock(&self.open).1.clone();
+        std::thread::scope(|scope| {
+            let seals: Vec<_> = files.iter().map(|file| scope.spawn(|| file.seal())).collect();
+            seals.into_iter().try_for_each(|seal| {
+                let panicked = || Err(internal("a thread of a save panicked"));
+                seal.join().unwrap_or_else(|_| panicked())
+            })
+        })
+    }
+
+    /// The checksums of an item's blocks.
+    pub(super) fn crcs(&self, number: usize) -> Vec<u32> {
+        let Some(placed) = self.files.items.get(number) else { return Vec::new() };
+        let count = placed.item.data_bytes.div_ceil(BLOCK_BYTES) as usize;
+        let own = self.crcs.get(placed.first_crc..placed.first_crc + count).unwrap_or_default();
+        own.iter().map(|crc| crc.load(Ordering::Acquire)).collect()
+    }
+
+    /// The files, once they are there.
+    fn wait_open(&self) -> Result<std::sync::Arc<OpenFiles>> {
+        let mut open = lock(&self.open);
+        loop {
+            match open.0 {
+                Ready::Yes => return Ok(open.1.clone()),
+                Ready::Never => return Err(Error::new(Code::Cancelled, "the save was given up")),
+                Ready::No => {
+                    let waited = self.opened.wait_timeout(open, Duration::from_secs(1));
+                    open = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        }
+    }
+
+    fn stretch(&self, number: usize, from: u64, bytes: &[u8]) -> Result<()> {
+        let placed = self.placed(number)?;
+        let files = self.wait_open()?;
+        let file = files.get(placed.file).ok_or_else(|| internal("no such file"))?;
+        let first = placed.first_crc + (from / BLOCK_BYTES) as usize;
+        for (block, crc) in bytes.chunks(BLOCK_BYTES as usize).zip(self.crcs.iter().skip(first)) {
+            crc.store(crc32(block), Ordering::Release);
+        }
+        let body = placed.item.body_bytes.saturating_sub(from).min(bytes.len() as u64) as usize;
+        let (body, loose) = bytes.split_at(body);
+        if !body.is_empty() {
+            let offset = placed.item.data_offset + from;
+            write_all_at(file.sink(), body, offset)?;
+            file.sink().flush_soon(offset, body.len() as u64);
+        }
+        if !loose.is_empty() {
+            let skip = (from + body.len() as u64 - placed.item.body_bytes) as usize;
+            self.keep(number, skip, loose)?;
+        }
+        self.piece_done(number)
+    }
+
+    fn small(&self, number: usize, bytes: &[u8]) -> Result<()> {
+        let placed = self.placed(number)?;
+        for (block, crc) in
+            bytes.chunks(BLOCK_BYTES as usize).zip(self.crcs.iter().skip(placed.first_crc))
+        {
+            crc.store(crc32(block), Ordering::Release);
+        }
+        self.keep(number, 0, bytes)?;
+        self.piece_done(number)
+    }
+
+    fn keep(&self, number: usize, at: usize, bytes: &[u8]) -> Result<()> {
+        let mut loose = lock(&self.state(number)?.loose);
+        if loose.len() < at + bytes.len() {
+            loose.resize(at + bytes.len(), 0);
+        }
+        if let Some(into) = loose.get_mut(at..at + bytes.len()) {
+            into.copy_from_slice(bytes);
+        }
+        Ok(())
+    }
+
+    fn check_object(&self, number: usize) {
+        let Some(placed) = self.files.items.get(number) else { return };
+        let Some(bytes) = self.object(number) else { return };
+        for (block, crc) in
+            bytes.chunks(BLOCK_BYTES as usize).zip(self.crcs.iter().skip(placed.first_crc))
+        {
+            crc.store(crc32(block), Ordering::Release);
+        }
+    }
+
+    fn piece_done(&self, number: usize) -> Result<()> {
+        match self.state(number)?.pieces_left.fetch_sub(1, Ordering::AcqRel) {
+            1 => self.complete(number),
+            _ => Ok(()),
+        }
+    }
+
+    /// All bytes of an item have come: its CRC is known, and glue that waited for it is written.
+    fn complete(&self, number: usize) -> Result<()> {
+        let placed = self.placed(number)?;
+        let mut left = placed.item.data_bytes;
+        let crc = self.crcs(number).iter().fold(crc32(&[]), |whole, &block| {
+            let len = BLOCK_BYTES.min(left);
+            left -= len;
+            crc32_join(whole, block, len)
+        });
+        self.state(number)?.crc.store(crc, Ordering::Release);
+        for segment in glue_of(&self.files, placed) {
+            let row = self.segments.get(placed.file).and_then(|row| row.get(segment));
+            if row.is_some_and(|left| left.fetch_sub(1, Ordering::AcqRel) == 1) {
+                self.write_glue(placed.file, segment)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_glue(&self, file: usize, number: usize) -> Result<()> {
+        let files = self.wait_open()?;
+        let layout = self.files.files.get(file).ok_or_else(|| internal("no such file"))?;
+        let segment = layout.segments.get(number).ok_or_else(|| internal("no such segment"))?;
+        let sink = files.get(file).ok_or_else(|| internal("no such file"))?.sink();
+        let mut bytes = vec![0; segment.len() as usize];
+        layout.glue(segment, self, &mut bytes)?;
+        write_all_at(sink, &bytes, segment.offset())?;
+        sink.flush_soon(segment.offset(), segment.len());
+        let (start, end) = (segment.offset(), segment.offset() + segment.len());
+        let first = layout.items.partition_point(|item| item.end() <= start);
+        for item in layout.items.iter().skip(first).take_while(|item| item.offset < end) {
+            let state = self.state(item.index)?;
+            if state.segments_left.fetch_sub(1, Ordering::AcqRel) == 1 {
+                *lock(&state.loose) = Vec::new();
+            }
+        }
+        Ok(())
+    }
+
+    fn placed(&self, number: usize) -> Result<&Placed> {
+        self.files.items.get(number).ok_or_else(|| internal("no such item"))
+    }
+
+    fn state(&self, number: usize) -> Result<&ItemState> {
+        self.items.get(number).ok_or_else(|| internal("no such item"))
+    }
+
+    /// The bytes of an object, which come after the tensors.
+    fn object(&self, number: usize) -> Option<&Vec<u8>> {
+        let first = self.items.len() - self.objects.len();
+        self.objects.get(number.checked_sub(first)?)
+    }
+}
+
+/// The segments of glue that hold bytes of an item.
+fn glue_of<'a>(files: &'a Files, placed: &Placed) -> impl Iterator<Item = usize> + Clone + 'a {
+    let segments = files.files.get(placed.file).map(|file| file.segments.as_slice());
+    let segments = segments.unwrap_or_default();
+    placed.segments.clone().filter(|&number| segments.get(number).is_some_and(is_glue))
+}
+
+impl StageConsumer for Writer {
+    fn take(&self, piece: usize, bytes: &[u8]) -> Result<()> {
+        match self.files.uses.get(piece) {
+            Some(Use::Stretch { item, from }) => self.stretch(*item, *from, bytes),
+            Some(Use::Pack(items)) => {
+                let mut rest = bytes;
+                for (item, len) in items {
+                    let Some((own, after)) = rest.split_at_checked(*len as usize) else {
+                        return Err(internal("a pack is shorter than its items"));
+                    };
+                    self.small(*item, own)?;
+                    rest = after;
+                }
+                Ok(())
+            }
+            None => Err(internal("no such piece")),
+        }
+    }
+}
+
+impl GlueSource for Writer {
+    fn crc(&self, index: usize) -> u32 {
+        self.items.get(index).map_or(0, |item| item.crc.load(Ordering::Acquire))
+    }
+
+    fn copy(&self, index: usize, from: u64, into: &mut [u8]) -> Result<()> {
+        let mut copy = |bytes: &[u8], at: u64| {
+            let at = at as usize;
+            let own = bytes.get(at..at + into.len()).ok_or_else(|| internal("bytes of glue"))?;
+            into.copy_from_slice(own);
+            Ok(())
+        };
+        match self.object(index) {
+            Some(bytes) => copy(bytes, from),
+            None => {
+                let body = self.placed(index)?.item.body_bytes;
+                copy(&lock(&self.state(index)?.loose), from - body)
+            }
+        }
+    }
+}
+
+pub(super) fn internal(what: &str) -> Error {
+    Error::new(Code::Internal, what).hint("this is a fault in Forebay, please report it")
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

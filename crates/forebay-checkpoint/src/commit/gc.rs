@@ -111,7 +111,13 @@ fn mark(
     options: &GcOptions,
     report: &mut GcReport,
 ) -> Result<Vec<AttemptId>> {
-    let census = Census::take(root, layout)?;
+    let mut census = Census::take(root, layout)?;
+    if !options.dry_run && census.attempts.keys().any(|attempt| census.has_aside(*attempt)) {
+        for attempt in census.attempts.keys() {
+            rescue(root, layout, *attempt)?;
+        }
+        census = Census::take(root, layout)?;
+    }
     let commit = census.commit(root)?;
     if let Some(damage) = commit.as_ref().and_then(|commit| commit.damage.clone()) {
         let what = "the commit cannot be read, so nothing here is removed";

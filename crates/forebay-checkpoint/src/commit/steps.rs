@@ -9,6 +9,7 @@ use std::time::Duration;
 use forebay_error::Result;
 use forebay_store::{Listed, is_temp};
 
+use super::gc::UNPUBLISHED;
 use super::id::AttemptId;
 use super::names::{Layout, Place, rank_of, step_of_folder};
 use super::record::{Begin, Commit, Decision, FileRef, Outcome};
@@ -195,6 +196,11 @@ impl Census {
 
     pub(crate) fn has_record(&self, attempt: AttemptId, name: &str) -> bool {
         self.records(attempt).any(|record| record == name)
+    }
+
+    /// Whether a remover has moved a commit aside under this attempt.
+    pub(crate) fn has_aside(&self, attempt: AttemptId) -> bool {
+        self.records(attempt).any(|record| record.starts_with(UNPUBLISHED))
     }
 
     /// What the commit says of itself.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_checkpoint::commit::{Committed, Root};
 use forebay_error::Result;
-use forebay_store::fault::{Fault, FaultStore, Plan};
+use forebay_store::fault::{Action, Fault, FaultStore, Plan};
 use forebay_store::{MemoryStore, Store};
 
 use crate::sim::Sim;
@@ -101,6 +101,10 @@ fn matrix(world: u32, overwrite: bool) -> u64 {
                     continue;
                 }
                 check(&run, world, victim, fault);
+                let looked_up = matches!(step.action, Action::Create | Action::Publish);
+                if fault == Fault::LostReply && looked_up {
+                    assert!(run.results.iter().all(Result::is_ok), "{:?}", run.results);
+                }
                 points += 1;
                 hook.done();
             }

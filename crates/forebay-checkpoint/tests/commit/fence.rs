@@ -27,6 +27,7 @@ fn sleep_at(
     sleeper: u32,
     point: u64,
     overwrite: bool,
+    copies: bool,
     meanwhile: impl FnOnce(&Root) + Send,
 ) -> (Job, Vec<Option<Result<Committed>>>, u64) {
     let store = MemoryStore::new();
@@ -39,12 +40,17 @@ fn sleep_at(
     }
     let epoch = claim(&plain, RunId(1), None, "old").unwrap();
     let inner: Arc<dyn Store> = Arc::new(store.clone());
-    let slow = Slow::new(inner, &sim, Pace::PauseAt(point, PAUSE));
+    let pace = Pace::PauseAt(point, PAUSE);
+    let never = Pace::PauseAt(u64::MAX, PAUSE);
+    let (slow, other) = match copies {
+        true => (Slow::copying(inner.clone(), &sim, pace), Slow::copying(inner, &sim, never)),
+        false => (Slow::new(inner.clone(), &sim, pace), Slow::new(inner, &sim, never)),
+    };
     let mut actors: Vec<Actor<'_, Option<Result<Committed>>>> = Vec::new();
     for rank in 0..WORLD {
         let root = match rank == sleeper {
             true => root(Arc::<Slow>::clone(&slow), &sim),
-            false => plain.clone(),
+            false => root(Arc::<Slow>::clone(&other), &sim),
         };
         let mut spec = spec(5, attempt(1, 0), rank, WORLD);
         spec.epoch = epoch;
@@ -61,10 +67,10 @@ fn sleep_at(
 }
 
 /// Every point at which each rank can fall asleep.
-fn at_every_point(overwrite: bool, mut check: impl FnMut(u32, u64)) -> u64 {
+fn at_every_point(overwrite: bool, copies: bool, mut check: impl FnMut(u32, u64)) -> u64 {
     let mut points = 0;
     for sleeper in 0..WORLD {
-        let (_, results, count) = sleep_at(sleeper, u64::MAX, overwrite, |_| {});
+        let (_, results, count) = sleep_at(sleeper, u64::MAX, overwrite, copies, |_| {});
         assert!(results.iter().flatten().all(Result::is_ok), "{results:?}");
         (0..count).for_each(|point| check(sleeper, point));
         points += count;
@@ -79,8 +85,8 @@ fn options() -> GcOptions {
 #[test]
 fn a_writer_that_was_collected_and_wakes_up_commits_nothing() {
     for overwrite in [false, true] {
-        let points = at_every_point(overwrite, |sleeper, point| {
-            let (job, results, _) = sleep_at(sleeper, point, overwrite, |root| {
+        let points = at_every_point(overwrite, false, |sleeper, point| {
+            let (job, results, _) = sleep_at(sleeper, point, overwrite, false, |root| {
                 gc(root, &options()).unwrap();
             });
             let loaded = load(&job.store, 5);
@@ -101,14 +107,14 @@ fn a_writer_that_was_collected_and_wakes_up_commits_nothing() {
 #[test]
 fn a_writer_of_an_older_epoch_never_replaces_what_a_newer_one_committed() {
     for overwrite in [false, true] {
-        let points = at_every_point(overwrite, |sleeper, point| {
+        let points = at_every_point(overwrite, false, |sleeper, point| {
             let newer = |root: &Root| {
                 let epoch = claim(root, RunId(2), None, "new").unwrap();
                 let mut spec = spec(5, attempt(2, 0), 0, 1);
                 spec.epoch = epoch;
                 save(root, None, spec).unwrap();
             };
-            let (job, results, _) = sleep_at(sleeper, point, overwrite, newer);
+            let (job, results, _) = sleep_at(sleeper, point, overwrite, false, newer);
             assert_eq!(load(&job.store, 5), Some(attempt(2, 0)), "{sleeper} at {point}");
             let woken = results[sleeper as usize].as_ref().unwrap();
             let right = [None, Some(Code::Fenced), Some(Code::Timeout), Some(Code::NotShared)];
@@ -121,35 +127,67 @@ fn a_writer_of_an_older_epoch_never_replaces_what_a_newer_one_committed() {
     }
 }
 
+/// On a store that moves when it publishes, and on one that copies, where sources are left.
 #[test]
 fn a_step_that_was_pruned_does_not_come_back_with_a_writer_that_wakes_up() {
-    let points = at_every_point(false, |sleeper, point| {
-        let later = |root: &Root| {
-            let mut spec = spec(6, attempt(1, 1), 0, 1);
-            spec.epoch = 1;
-            save(root, None, spec).unwrap();
-            let retention = Retention { keep_last: 1, ..Retention::default() };
-            let options = PruneOptions { gc: options(), wait: true };
-            let report = prune(root, &retention, &options).unwrap();
-            assert!(report.failed.is_empty() && report.gc.failed.is_empty(), "{report:?}");
-        };
-        let (job, results, _) = sleep_at(sleeper, point, false, later);
-        let committed = results.iter().flatten().any(Result::is_ok);
-        match load(&job.store, 5) {
-            None => {}
-            // The sleeper committed after the prune: a step that had never been there.
-            Some(id) => {
-                assert_eq!(id, attempt(1, 0));
-                let peer = results[1 - sleeper as usize].as_ref().unwrap();
-                let woken = results[sleeper as usize].as_ref().unwrap();
-                assert!(committed && peer.is_err() && woken.is_ok(), "{sleeper} at {point}");
+    for copies in [false, true] {
+        let points = at_every_point(false, copies, |sleeper, point| {
+            let mut before = None;
+            let later = |root: &Root| {
+                before = latest(root).unwrap();
+                let mut spec = spec(6, attempt(1, 1), 0, 1);
+                spec.epoch = 1;
+                save(root, None, spec).unwrap();
+                let retention = Retention { keep_last: 1, ..Retention::default() };
+                let options = PruneOptions { gc: options(), wait: true };
+                let report = prune(root, &retention, &options).unwrap();
+                assert!(report.failed.is_empty() && report.gc.failed.is_empty(), "{report:?}");
+            };
+            let (job, _, _) = sleep_at(sleeper, point, false, copies, later);
+            // What was committed an hour in has been pruned. A sleeper may commit after that what had never been there.
+            if before.is_some() {
+                assert_eq!(load(&job.store, 5), None, "{sleeper} at {point}");
             }
-        }
-        assert_eq!(load(&job.store, 6), Some(attempt(1, 1)));
-        check_listing(&job.root, &job.store);
-        collect_all(&job.root, &job.store, &job.sim);
-    });
-    assert!(points > 100, "{points}");
+            assert_eq!(load(&job.store, 6), Some(attempt(1, 1)));
+            check_listing(&job.root, &job.store);
+            collect_all(&job.root, &job.store, &job.sim);
+        });
+        assert!(points > 100, "{points}");
+    }
+}
+
+#[test]
+fn a_writer_that_was_taken_over_from_commits_nothing_from_then_on() {
+    // A single rank: nobody gives its attempt up while it sleeps.
+    let run = |point: u64| {
+        let store = MemoryStore::new();
+        let sim = Sim::new(&store);
+        let plain = root(Arc::new(store.clone()), &sim);
+        let mut spec = spec(5, attempt(1, 0), 0, 1);
+        spec.epoch = claim(&plain, RunId(1), None, "old").unwrap();
+        let slow = Slow::new(Arc::new(store.clone()), &sim, Pace::PauseAt(point, PAUSE));
+        let sleeper = root(Arc::<Slow>::clone(&slow), &sim);
+        let before = || {
+            sim.clock_wait(HOUR);
+            let before = load(&store, 5);
+            claim(&plain, RunId(2), None, "new").unwrap();
+            assert_eq!(load(&store, 5), before, "a claim changes no step");
+            before.is_some()
+        };
+        let actors: Vec<Actor<'_, bool>> =
+            vec![Box::new(|| save(&sleeper, None, spec).is_ok()), Box::new(before)];
+        let (results, _) = sim.run(actors);
+        assert_eq!(load(&store, 5).is_some(), results[1], "point {point}: {results:?}");
+        assert!(results[0] || !results[1] || point < slow.points(), "{results:?}");
+        collect_all(&plain, &store, &sim);
+        slow.points()
+    };
+    // Asleep from the start, it is refused at once and has few points.
+    let points = run(u64::MAX);
+    assert!(points > 20, "{points}");
+    for point in 0..points {
+        run(point);
+    }
 }
 
 #[test]

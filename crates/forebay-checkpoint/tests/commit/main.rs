@@ -7,6 +7,7 @@ mod agree;
 mod crash;
 mod fence;
 mod interrupt;
+mod meet;
 mod race;
 mod readers;
 mod sim;

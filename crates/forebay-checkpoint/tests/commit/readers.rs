@@ -253,3 +253,22 @@ fn what_was_replaced_stays_for_the_grace_time_of_readers_without_a_lease() {
     assert!(store.get(old, 1 << 20).unwrap().is_none());
     check_clean(&store);
 }
+
+#[test]
+fn a_prune_that_does_not_wait_leaves_the_data_for_the_grace_time() {
+    let (store, sim, root) = with_steps(2);
+    sim.advance(HOUR * 24);
+    let options = PruneOptions { gc: GcOptions::default(), wait: false };
+    let prune_now = || {
+        let report = prune(&root, &keep_last(1), &options).unwrap();
+        assert!(report.failed.is_empty() && report.gc.failed.is_empty(), "{report:?}");
+        store.get("step-1/00000001-1_0_0.distcp", 1 << 20).unwrap().is_some()
+    };
+    assert!(prune_now(), "readers without a lease may be at it");
+    assert_eq!(load(&store, 1), None);
+    sim.advance(Duration::from_secs(800));
+    assert!(prune_now());
+    sim.advance(Duration::from_secs(200));
+    assert!(!prune_now());
+    check_clean(&store);
+}

@@ -199,12 +199,22 @@ pub(crate) struct Slow {
     sim: Arc<Sim>,
     pace: Mutex<Pace>,
     points: Mutex<u64>,
+    copies: bool,
 }
 
 impl Slow {
     pub(crate) fn new(inner: Arc<dyn Store>, sim: &Arc<Sim>, pace: Pace) -> Arc<Self> {
-        let pace = Mutex::new(pace);
-        Arc::new(Self { inner, sim: Arc::clone(sim), pace, points: Mutex::new(0) })
+        Arc::new(Self::of(inner, sim, pace, false))
+    }
+
+    /// One that copies when it publishes, as object stores do: what was staged stays.
+    pub(crate) fn copying(inner: Arc<dyn Store>, sim: &Arc<Sim>, pace: Pace) -> Arc<Self> {
+        Arc::new(Self::of(inner, sim, pace, true))
+    }
+
+    fn of(inner: Arc<dyn Store>, sim: &Arc<Sim>, pace: Pace, copies: bool) -> Self {
+        let (sim, pace) = (Arc::clone(sim), Mutex::new(pace));
+        Self { inner, sim, pace, points: Mutex::new(0), copies }
     }
 
     pub(crate) fn points(&self) -> u64 {
@@ -275,7 +285,14 @@ impl Store for Slow {
     }
 
     fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published> {
-        self.around(|store| store.publish(staged, to, expect))
+        let kept = if self.copies { self.inner.get(staged, 1 << 20)? } else { None };
+        self.around(|store| {
+            let published = store.publish(staged, to, expect)?;
+            if let (Some((bytes, _)), Published::Done { .. }) = (kept, &published) {
+                store.put(staged, &bytes)?;
+            }
+            Ok(published)
+        })
     }
 
     fn create_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {

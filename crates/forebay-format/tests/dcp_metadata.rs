@@ -1,5 +1,7 @@
 //! Every `.metadata` of `tests/cases`: the sound ones give what was saved, the damaged ones the right verdict.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
 use forebay_error::{Code, Error};
 use forebay_format::dcp::metadata::{Chunk, DcpMetadata, Entry, EntryKind, Place, Step};
 use serde_json::{Value, json};
@@ -108,7 +110,8 @@ macro_rules! sound_cases {
 }
 
 sound_cases! {
-    dtypes_w2 file_per_item_w2 hybrid_w4 mesh2x2_w4 nested_w1 no_flatten_w1 odd_keys_w1 optimizer_w1 plain_w1 shard0_w2
+    dtypes_w2 file_per_item_w2 hybrid_w4 mesh2x2_w4 nested_w1 no_flatten_w1 odd_keys_w1
+    optimizer_w1 plain_w1 shard0_w2
     shards_w4 three_threads_w2 two_threads_w4 uneven_w4 views_w1 zstd_w1
 }
 
@@ -171,13 +174,20 @@ macro_rules! broken_cases {
 }
 
 broken_cases! {
-    data_path_absolute data_path_to_parent dtype_disagrees empty_data_file flipped_bit_in_tensor item_length_negative
-    item_not_an_archive item_not_stored item_past_end_of_file item_record_missing item_shape_disagrees
-    item_storage_claims_more item_storage_too_small item_stride_leaves_storage item_without_key items_swapped
-    leftover_metadata_tmp metadata_calls_function metadata_empty_file metadata_holds_itself metadata_huge_text_length
-    metadata_old_global_opcode metadata_persistent_id metadata_stack_underflow metadata_unknown_class
-    metadata_wrong_type missing_data_file missing_metadata missing_piece object_item_calls_function only_metadata_tmp
-    overlapping_pieces piece_past_bounds piece_rank_differs stale_extra_data_files truncated_data_file
+    data_path_absolute data_path_to_parent dtype_disagrees empty_data_file flipped_bit_in_tensor
+    item_length_negative
+    item_not_an_archive item_not_stored item_past_end_of_file item_record_missing
+    item_shape_disagrees
+    item_storage_claims_more item_storage_too_small item_stride_leaves_storage item_without_key
+    items_swapped
+    leftover_metadata_tmp metadata_calls_function metadata_empty_file metadata_holds_itself
+    metadata_huge_text_length
+    metadata_old_global_opcode metadata_persistent_id metadata_stack_underflow
+    metadata_unknown_class
+    metadata_wrong_type missing_data_file missing_metadata missing_piece
+    object_item_calls_function only_metadata_tmp
+    overlapping_pieces piece_past_bounds piece_rank_differs stale_extra_data_files
+    truncated_data_file
     truncated_metadata
 }
 

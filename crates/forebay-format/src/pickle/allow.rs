@@ -41,8 +41,8 @@ impl Allow {
     }
 }
 
-/// What `.metadata` calls: torch 2.3 and newer, torch up to 2.2 (the enum had another place), paths as Python up to 3.12
-/// and from 3.13 on spells them, plain containers.
+/// What `.metadata` calls: torch 2.3 and newer, torch up to 2.2 (the enum had another place), paths as Python up to
+/// 3.12 and from 3.13 on spells them, plain containers.
 const METADATA_NAMES: Names = &[
     ("torch", &["Size", "device"]),
     ("torch.serialization", &["_get_layout"]),
@@ -56,8 +56,8 @@ const METADATA_NAMES: Names = &[
 const PATHS: &[&str] =
     &["Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath"];
 
-/// What the items of torch archives call besides: builders of tensors and parameters, and `_codecs.encode`, which is how
-/// protocol 2 spells bytes.
+/// What the items of torch archives call besides: builders of tensors and parameters, and `_codecs.encode`, which is
+/// how protocol 2 spells bytes.
 const ITEM_NAMES: Names = &[
     (
         "torch._utils",

@@ -1,6 +1,7 @@
 //! What a pickle would build, and how to look at it.
 
 use super::heap::{GlobalName, NIL, Span};
+use super::items::{Items, Pairs};
 use super::value::{Tag, Value};
 
 /// The values of one pickle. Nodes may be shared and may hold themselves, so a walk needs a limit of its own.
@@ -188,6 +189,16 @@ impl<'a> Graph<'a> {
         Some((text(global.module), text(global.name)))
     }
 
+    /// Whether a value is the global of this name, in this module where one is given.
+    #[inline]
+    pub fn is_global(&self, value: Value, module: Option<&str>, name: &str) -> bool {
+        let global = (value.tag() == Tag::Global).then(|| self.globals.get(value.payload()));
+        global.flatten().is_some_and(|global| {
+            self.span_bytes(global.name) == name.as_bytes()
+                && module.is_none_or(|module| self.span_bytes(global.module) == module.as_bytes())
+        })
+    }
+
     /// Why a value may not be had: it is what a call of something unlisted gives. `None` for all else.
     pub fn forbidden(&self, value: Value) -> Option<String> {
         if value.tag() != Tag::Call {
@@ -275,62 +286,3 @@ fn escaped(name: &str) -> String {
     let quoted = crate::text::quoted(name);
     quoted.strip_prefix('"').and_then(|name| name.strip_suffix('"')).unwrap_or(&quoted).to_string()
 }
-
-/// The items of a list, tuple or set.
-#[derive(Clone, Debug)]
-pub struct Items<'g> {
-    pool: &'g [u32],
-    now: std::slice::Iter<'g, u32>,
-    next: u32,
-    left: usize,
-}
-
-impl Items<'_> {
-    fn empty() -> Self {
-        Items { pool: &[], now: [].iter(), next: NIL, left: 0 }
-    }
-}
-
-impl Iterator for Items<'_> {
-    type Item = Value;
-
-    #[inline]
-    fn next(&mut self) -> Option<Value> {
-        loop {
-            if let Some(word) = self.now.next() {
-                self.left = self.left.saturating_sub(1);
-                return Some(Value::from_word(*word));
-            }
-            // Segments are never empty, so this ends; past the last, `get` finds nothing.
-            let at = self.next as usize;
-            let len = *self.pool.get(at + 1)? as usize;
-            self.next = *self.pool.get(at)?;
-            self.now = self.pool.get(at + 2..at + 2 + len)?.iter();
-        }
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.left, Some(self.left))
-    }
-}
-
-impl ExactSizeIterator for Items<'_> {}
-
-/// The keys and values of a dict.
-#[derive(Clone, Debug)]
-pub struct Pairs<'g>(Items<'g>);
-
-impl Iterator for Pairs<'_> {
-    type Item = (Value, Value);
-
-    #[inline]
-    fn next(&mut self) -> Option<(Value, Value)> {
-        Some((self.0.next()?, self.0.next()?))
-    }
-
-    fn size_hint(&self) -> (usize, Option<usize>) {
-        (self.0.left / 2, Some(self.0.left / 2))
-    }
-}
-
-impl ExactSizeIterator for Pairs<'_> {}

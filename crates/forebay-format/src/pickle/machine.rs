@@ -32,6 +32,8 @@ pub(super) struct Machine<'a, 'o> {
     pub(super) memo: Vec<Value>,
     /// Entries of the memo that are set: what `MEMOIZE` counts on from.
     pub(super) memoized: usize,
+    /// Globals by the nodes of their texts: what a pickle may name again and again at little cost.
+    pub(super) named: HashMap<(Value, Value), Value>,
     /// Globals by name, so that equal names are one node.
     pub(super) globals: HashMap<(Vec<u8>, Vec<u8>), Value>,
 }
@@ -51,8 +53,8 @@ impl<'a, 'o> Machine<'a, 'o> {
         };
         let cursor = Cursor::new(input, options.code);
         let (stack, marks, memo) = (Vec::new(), Vec::new(), Vec::new());
-        let globals = HashMap::new();
-        Self { cursor, graph, options, stack, marks, memo, memoized: 0, globals }
+        let (named, globals) = (HashMap::new(), HashMap::new());
+        Self { cursor, graph, options, stack, marks, memo, memoized: 0, named, globals }
     }
 
     /// Carries out one opcode; false after `STOP`.

@@ -24,7 +24,9 @@ mod allow;
 mod cursor;
 mod graph;
 mod heap;
+mod items;
 mod machine;
+mod objects;
 mod old;
 mod opcode;
 mod stack;
@@ -34,7 +36,8 @@ mod value;
 mod tests;
 
 pub use allow::{Allow, DCP_METADATA, TORCH_ITEM, Unknown};
-pub use graph::{Graph, Items, Node, Object, Pairs};
+pub use graph::{Graph, Node, Object};
+pub use items::{Items, Pairs};
 pub use value::Value;
 
 use forebay_error::{Code, Result};

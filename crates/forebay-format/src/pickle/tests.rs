@@ -1,3 +1,5 @@
+//! Small pickles by hand: what each opcode may and may not do. Those that Python wrote are in the crate's `tests`.
+
 use super::*;
 
 fn refuse(input: &[u8]) -> forebay_error::Error {
@@ -111,4 +113,25 @@ fn containers_grow_after_they_were_handed_out() {
     assert_eq!(items.len(), 5);
     assert_eq!(items[1], list);
     assert_eq!(graph.as_i64(items[2]), Some(2));
+}
+
+#[test]
+fn text_that_is_not_utf8_is_kept_as_bytes() {
+    // A lone surrogate, as Python writes it.
+    let graph = parse(b"\x8c\x03\xed\xb3\xbf.", &Options::METADATA).unwrap();
+    assert!(matches!(graph.node(graph.root()), Node::Surrogate(b"\xed\xb3\xbf")));
+    assert_eq!(graph.as_str(graph.root()), None);
+}
+
+#[test]
+fn long_integers_are_bytes_and_shorter_ones_are_numbers() {
+    let of = |pickle: &'static [u8]| {
+        let graph = parse(pickle, &Options::METADATA).unwrap();
+        (graph.as_i64(graph.root()), graph.as_u64(graph.root()))
+    };
+    assert_eq!(of(b"\x8a\x00."), (Some(0), Some(0)));
+    assert_eq!(of(b"\x8a\x05\0\0\0\0\x01."), (Some(1 << 32), Some(1 << 32)));
+    assert_eq!(of(b"\x8a\x01\xff."), (Some(-1), None));
+    assert_eq!(of(b"\x8a\x08\0\0\0\0\0\0\0\x80."), (Some(i64::MIN), None));
+    assert_eq!(of(b"\x8a\x09\0\0\0\0\0\0\0\x80\0."), (None, None));
 }

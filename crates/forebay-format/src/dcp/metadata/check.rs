@@ -1,16 +1,15 @@
 //! Whether the chunks of each tensor make it up: none leaves it, none overlaps another, none is missing.
 
 use super::read::within;
-use super::table::{DcpMetadata, Row};
-use crate::dcp::metadata::table::NONE;
+use super::table::{DcpMetadata, NONE, Row};
 use forebay_error::Result;
 use forebay_tensor::{Region, Repeats, check_cover};
 
 /// Which checks are made when a `.metadata` is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checks {
-    /// Whether chunks must make up their tensors. They do in a `.metadata` of a whole checkpoint, not in those of single
-    /// ranks (saves with `use_collectives=False`).
+    /// Whether chunks must make up their tensors. They do in a `.metadata` of a whole checkpoint, not in those of
+    /// single ranks (saves with `use_collectives=False`).
     pub coverage: bool,
 }
 

@@ -9,8 +9,13 @@ use crate::pickle::{Items, Node, Value};
 use crate::torch_zip::plain;
 use std::collections::HashMap;
 
-/// The most attributes that others may add.
-const MAX_ATTRIBUTES: usize = 1000;
+/// The most bytes of a text that is kept, and the most modules: texts may be shared, so that a list of them could be
+/// much longer than the file.
+const MAX_TEXT_BYTES: usize = 4096;
+const MAX_MODULES: usize = 100;
+
+/// The most attributes that others may add, each of which may take as long as a million values do.
+const MAX_ATTRIBUTES: usize = 20;
 
 /// What a writer says of a save as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,6 +76,10 @@ impl<'g> Reader<'g, '_> {
     /// Keeps one way; `None` where it holds anything but texts and counts.
     fn path(&mut self, items: Items<'_>, steps: &mut Steps<'g>) -> Option<(u32, u32)> {
         let start = self.out.steps.len();
+        // Entries may share one long way; honest ones take more bytes of the file than steps.
+        if start.saturating_add(items.len()) > self.input_bytes {
+            return None;
+        }
         for item in items {
             match self.step(item, steps) {
                 Some(step) => self.out.steps.push(step),
@@ -111,21 +120,22 @@ impl<'g> Reader<'g, '_> {
         let wanted = [Field::StorageMeta, Field::Version];
         if let Some([meta, version]) = self.names.fields(root, wanted) {
             self.out.storage_meta = meta.and_then(|meta| self.storage_meta(meta));
-            self.out.version = version.and_then(|version| graph.as_str(version)).map(String::from);
+            self.out.version = version.and_then(|version| short(graph.as_str(version)?));
         }
         let state = graph.as_object(root).and_then(|root| graph.as_dict(root.state));
         for (key, value) in state.into_iter().flatten() {
-            let Some(name) = graph.as_str(key) else {
-                self.warn("the metadata has an attribute whose name is no text".into());
+            if Field::OF_METADATA.contains(&self.names.field(key)) {
+                continue;
+            }
+            let Some(name) = graph.as_str(key).and_then(short) else {
+                self.warn("the metadata has an attribute whose name is no short text".into());
                 continue;
             };
-            if !Field::OF_METADATA.contains(&self.names.field(key)) {
-                if self.out.attributes.len() == MAX_ATTRIBUTES {
-                    self.warn(format!("only {MAX_ATTRIBUTES} attributes of others are kept"));
-                    break;
-                }
-                self.out.attributes.push((name.to_string(), plain(graph, value)));
+            if self.out.attributes.len() == MAX_ATTRIBUTES {
+                self.warn(format!("only {MAX_ATTRIBUTES} attributes of the metadata are kept"));
+                break;
             }
+            self.out.attributes.push((name, plain(graph, value)));
         }
     }
 
@@ -141,12 +151,12 @@ impl<'g> Reader<'g, '_> {
         };
         let text = |value: Option<Value>| value.and_then(|value| self.path_text(value));
         let modules = modules.and_then(|modules| graph.as_sequence(modules));
-        let modules = modules.into_iter().flatten();
+        let modules = modules.into_iter().flatten().take(MAX_MODULES);
         Some(StorageMeta {
             checkpoint_id: text(checkpoint),
             save_id: text(save),
             load_id: text(load),
-            modules: modules.filter_map(|module| graph.as_str(module)).map(String::from).collect(),
+            modules: modules.filter_map(|module| short(graph.as_str(module)?)).collect(),
         })
     }
 
@@ -154,8 +164,7 @@ impl<'g> Reader<'g, '_> {
     fn path_text(&self, value: Value) -> Option<String> {
         let graph = self.graph();
         let parts = match graph.node(value) {
-            Node::Str(text) => return Some(text.to_string()),
-            Node::Surrogate(bytes) => return Some(String::from_utf8_lossy(bytes).into_owned()),
+            Node::Str(_) | Node::Surrogate(_) => return self.path_part(value),
             Node::Call(call) => {
                 let (module, name) = graph.global_name(call.callable)?;
                 let is_path = module.starts_with("pathlib") && name.ends_with("Path");
@@ -164,20 +173,31 @@ impl<'g> Reader<'g, '_> {
             _ => return None,
         };
         let mut path = String::new();
-        for part in parts {
+        for part in parts.take(MAX_TEXT_BYTES) {
             if !path.is_empty() && !path.ends_with(['/', '\\']) {
                 path.push('/');
             }
-            path.push_str(&self.path_text_part(part)?);
+            path.push_str(&self.path_part(part)?);
+            if path.len() > MAX_TEXT_BYTES {
+                return None;
+            }
         }
         Some(path)
     }
 
-    fn path_text_part(&self, part: Value) -> Option<String> {
+    fn path_part(&self, part: Value) -> Option<String> {
         match self.graph().node(part) {
-            Node::Str(text) => Some(text.to_string()),
-            Node::Surrogate(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+            Node::Str(text) => short(text),
+            Node::Surrogate(bytes) => {
+                let head = bytes.get(..MAX_TEXT_BYTES).unwrap_or(bytes);
+                Some(String::from_utf8_lossy(head).into_owned())
+            }
             _ => None,
         }
     }
+}
+
+/// A text to keep; `None` where it is too long.
+fn short(text: &str) -> Option<String> {
+    (text.len() <= MAX_TEXT_BYTES).then(|| text.to_string())
 }

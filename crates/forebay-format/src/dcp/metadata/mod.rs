@@ -15,26 +15,27 @@
 //! _StorageInfo       relative_path, offset, length, [transform_descriptors]
 //! ```
 //!
-//! **How.** The pickle becomes a graph without being run ([`crate::pickle`]); one pass over the entries and one over the
-//! places fill flat tables (`table`): a chunk of a matrix takes 56 bytes here. Texts are compared once each, by their
-//! place in the graph (`names`). A million chunks are read in less than a second.
+//! **How.** The pickle becomes a graph without being run ([`crate::pickle`]); one pass over the entries and one over
+//! the places fill flat tables (`table`): a chunk of a matrix takes 56 bytes here. Texts are compared once each, by
+//! their place in the graph (`names`). A million chunks are read in less than a second.
 //!
-//! **What is checked.** Every size is a count; every chunk has the dimensions of its tensor, lies inside it and is stored
-//! somewhere; no two overlap and none is missing; every path stays in the folder. What torch accepts and is odd is told
-//! as a warning: places that belong to no entry, paths in the nested state that are no paths. Entries of a dtype that
-//! nothing here can hold stay listed, with [`ElementType::dtype`] empty.
+//! **What is checked.** Every size is a count; every chunk has the dimensions of its tensor, lies inside it and is
+//! stored somewhere; no two overlap and none is missing; every path stays in the folder. What torch accepts and is
+//! odd is told as a warning: places that belong to no entry, paths in the nested state that are no paths. Entries of
+//! a dtype that nothing here can hold stay listed, with [`ElementType::dtype`] empty.
 
 mod check;
 mod describe;
+mod entries;
 mod names;
 mod read;
 mod safe_path;
 mod storage;
 mod table;
+mod view;
 
 pub use check::Checks;
 pub use describe::StorageMeta;
 pub use safe_path::check_relative_path;
-pub use table::{
-    Chunk, Chunks, DcpMetadata, ElementType, Entry, EntryKind, Place, StaleItem, Step,
-};
+pub use table::{DcpMetadata, ElementType, StaleItem};
+pub use view::{Chunk, Chunks, Entry, EntryKind, Place, Step};

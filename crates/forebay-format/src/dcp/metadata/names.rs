@@ -46,6 +46,14 @@ fields! {
     Modules = "modules",
 }
 
+/// The most fields of one object; torch's have up to 5. All objects of a file may share one state, which is walked for
+/// each of them.
+pub(super) const MAX_FIELDS: usize = 100;
+
+/// No number yet, and none in the table.
+const UNASKED: u32 = u32::MAX;
+const ABSENT: u32 = u32::MAX - 1;
+
 impl Field {
     /// The fields of a `Metadata` that torch knows.
     pub(super) const OF_METADATA: [Field; 5] = [
@@ -68,7 +76,7 @@ pub(super) struct Names<'g, 'a> {
 impl<'g, 'a> Names<'g, 'a> {
     pub(super) fn new(graph: &'g Graph<'a>) -> Self {
         let texts = graph.texts();
-        Self { graph, fields: vec![Field::Unseen; texts], known: vec![u32::MAX; texts] }
+        Self { graph, fields: vec![Field::Unseen; texts], known: vec![UNASKED; texts] }
     }
 
     /// Which field a key names.
@@ -91,9 +99,12 @@ impl<'g, 'a> Names<'g, 'a> {
         wanted: [Field; N],
     ) -> Option<[Option<Value>; N]> {
         let graph = self.graph;
-        let state = graph.as_object(object)?.state;
+        let state = graph.as_dict(graph.as_object(object)?.state)?;
+        if state.len() > MAX_FIELDS {
+            return None;
+        }
         let mut found = [None; N];
-        for (key, value) in graph.as_dict(state)? {
+        for (key, value) in state {
             let field = self.field(key);
             if let Some(at) = wanted.iter().position(|wanted| *wanted == field)
                 && let Some(slot) = found.get_mut(at)
@@ -109,15 +120,23 @@ impl<'g, 'a> Names<'g, 'a> {
     #[inline]
     pub(super) fn number(&mut self, text: Value, table: &HashMap<&'g str, u32>) -> Option<u32> {
         let known = self.graph.text_number(text).and_then(|at| self.known.get_mut(at))?;
-        if *known == u32::MAX {
-            *known = *table.get(self.graph.as_str(text)?)?;
+        if *known == UNASKED {
+            *known = table.get(self.graph.as_str(text)?).copied().unwrap_or(ABSENT);
         }
-        Some(*known)
+        (*known != ABSENT).then_some(*known)
+    }
+
+    /// Gives a text its number in the table without asking there.
+    pub(super) fn set_number(&mut self, text: Value, number: u32) {
+        if let Some(known) = self.graph.text_number(text).and_then(|at| self.known.get_mut(at)) {
+            *known = number;
+        }
     }
 
     /// Whether a value is an instance of a class of this name, wherever the class lives: torch has moved some.
     pub(super) fn is_instance(&self, value: Value, class: &str) -> bool {
-        self.class_name(value).is_some_and(|(_, name)| name == class)
+        let object = self.graph.as_object(value);
+        object.is_some_and(|object| self.graph.is_global(object.callable, None, class))
     }
 
     /// Module and name of the class of an instance.

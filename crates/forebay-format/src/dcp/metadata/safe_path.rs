@@ -4,11 +4,11 @@ use crate::text::quoted;
 use forebay_error::{Code, Error, Result};
 
 /// The longest path, as Linux has it.
-const MAX_PATH_BYTES: usize = 4096;
+pub(super) const MAX_PATH_BYTES: usize = 4096;
 
 /// Fails with `unsafe_path` unless the path names something below the folder that it is relative to, in one plain way:
-/// names divided by single slashes, none of them `.` or `..`, no backslash, no drive, no NUL. Links inside the folder are
-/// its owner's business.
+/// names divided by single slashes, none of them `.` or `..`, no backslash, no drive, no NUL. Links inside the folder
+/// are its owner's business.
 pub fn check_relative_path(path: &str) -> Result<()> {
     let mut parts = path.split('/');
     let why = if path.is_empty() {

@@ -1,11 +1,12 @@
 //! `storage_data`: which place belongs to which chunk.
 //!
-//! A key is a name and, for tensors, the offsets of a chunk; its index is a hint where in the list that chunk is. The hint
-//! is right in what torch writes; where it is not, the chunks of that tensor are sorted once and searched.
+//! A key is a name and, for tensors, the offsets of a chunk; its index is a hint where in the list that chunk is. The
+//! hint is right in what torch writes; where it is not, the chunks of that tensor are sorted once and searched.
 
 use super::check_relative_path;
+use super::entries::double_last;
 use super::names::Field;
-use super::read::{Reader, bad, double_last, within};
+use super::read::{Reader, bad, within};
 use super::table::{NONE, PlaceRow, Row, StaleItem};
 use crate::pickle::Value;
 use crate::text::quoted;
@@ -13,8 +14,9 @@ use forebay_error::{Code, Error, Result};
 use forebay_tensor::Region;
 use std::collections::HashMap;
 
-/// The most transforms of one item; torch has one.
+/// The most transforms of one item, and the most bytes of the name of one; torch has one of 13.
 const MAX_TRANSFORMS: usize = 16;
+const MAX_TRANSFORM_BYTES: usize = 256;
 
 #[derive(Default)]
 struct Tables<'g> {
@@ -40,12 +42,7 @@ impl<'g> Reader<'g, '_> {
             let place = place.map_err(|error| within("the place of", name, error))?;
             let assigned = self.assign(fqn, offset, index, place, &mut tables);
             if !assigned.map_err(|error| within("the place of", name, error))? {
-                self.out.stale.push(StaleItem {
-                    name: name.to_string(),
-                    file: place.file as usize,
-                    offset: place.offset,
-                    length: place.length,
-                });
+                self.stale(name, &place);
             }
         }
         self.out.places.shrink_to_fit();
@@ -53,9 +50,23 @@ impl<'g> Reader<'g, '_> {
         self.check_stored()
     }
 
+    fn stale(&mut self, name: &str, place: &PlaceRow) {
+        self.out.stale_count += 1;
+        // Keys may share one name; together the names kept are no longer than the file.
+        self.stale_bytes = self.stale_bytes.saturating_add(name.len());
+        if self.stale_bytes <= self.input_bytes {
+            self.out.stale.push(StaleItem {
+                name: name.to_string(),
+                file: place.file as usize,
+                offset: place.offset,
+                length: place.length,
+            });
+        }
+    }
+
     fn warn_of_stale(&mut self) {
         if let Some(first) = self.out.stale.first() {
-            let (count, name) = (self.out.stale.len(), quoted(&first.name));
+            let (count, name) = (self.out.stale_count, quoted(&first.name));
             self.warn(format!("{count} stored items belong to no entry, the first to {name}"));
         }
     }
@@ -71,7 +82,8 @@ impl<'g> Reader<'g, '_> {
             return Err(bad("a stored item has no path, offset or length"));
         };
         let path = graph.as_str(path).ok_or_else(|| bad("the path of a data file is no text"))?;
-        let file = match tables.files.get(path) {
+        // Items may share one long text: it must not be looked up for each.
+        let file = match tables.files.get(short(path)) {
             Some(&file) => file,
             None => {
                 check_relative_path(path)?;
@@ -83,8 +95,8 @@ impl<'g> Reader<'g, '_> {
         };
         let offset = graph.as_u64(offset).ok_or_else(|| self.no_count("the offset", offset))?;
         let length = graph.as_u64(length).ok_or_else(|| self.no_count("the length", length))?;
-        if offset.checked_add(length).is_none() {
-            let what = format!("{length} bytes at {offset} end past 2^64");
+        if offset.checked_add(length).is_none_or(|end| end > i64::MAX as u64) {
+            let what = format!("{length} bytes at {offset} end past 2^63, where no file reaches");
             return Err(Error::new(Code::OutOfBounds, what));
         }
         let transforms = match transforms.filter(|transforms| !graph.is_none(*transforms)) {
@@ -97,7 +109,8 @@ impl<'g> Reader<'g, '_> {
     fn transforms(&mut self, transforms: Value, tables: &mut Tables<'g>) -> Result<u32> {
         let graph = self.graph();
         let items = graph.as_sequence(transforms).filter(|items| items.len() <= MAX_TRANSFORMS);
-        let texts = items.and_then(|items| items.map(|item| graph.as_str(item)).collect());
+        let text = |item| graph.as_str(item).filter(|text| text.len() <= MAX_TRANSFORM_BYTES);
+        let texts = items.and_then(|items| items.map(text).collect());
         let texts: Vec<&str> =
             texts.ok_or_else(|| bad("transform_descriptors is no list of texts"))?;
         if texts.is_empty() {
@@ -213,4 +226,9 @@ impl<'g> Reader<'g, '_> {
         let both = self.out.numbers.get(start..start + 2 * dims).unwrap_or_default();
         both.split_at_checked(dims).unwrap_or_default()
     }
+}
+
+/// The text, or an empty one in place of one that is too long to be a path.
+fn short(path: &str) -> &str {
+    if path.len() > super::safe_path::MAX_PATH_BYTES { "" } else { path }
 }

@@ -2,15 +2,20 @@
 //! list of settings is one line of the result; all lines are run in turn, round by round, so that drift hits all alike.
 //! **unsafe**: targets are provided by address.
 //!
-//! Keys: `threads path cache piece_mib slots readers batch_mib ahead_mib release tmpfs depth arena_mib window_mib`.
+//! Keys: `threads path cache piece_mib slots readers batch_mib ahead_mib release tmpfs rate_min trial retry_s depth arena_mib
+//! window_mib`.
 //!
 //! - `readers` is how many read beside DMA, at the most; at least one does, and no more than `threads` less one.
 //! - `tmpfs` is up to how many threads tmpfs is worth DMA: `threads=16,tmpfs=16,readers=10` does both there, with
 //!   ten readers, and `path=dma` DMA alone.
+//! - `rate_min` is the rate of registering, in GB/s, below which DMA ends after `trial` batches if there are nine threads
+//!   or more, and is not tried again for `retry_s`; 0: it never ends. The verdict is the process's: `retry_s=0` has each
+//!   load find out for itself.
 //! - `release` is how many spent batches go at once when the window is full; `window_mib` makes it so.
 //!
 //! CPU is the whole process's, from the start of a load until all that it registered is released, which is after the
-//! clock has stopped; `idle` is how long that took, and `left` what was registered when it began.
+//! clock has stopped; `idle` is how long that took, and `left` what was registered when it began. `registering` is the
+//! last load's rate of mapping and registering, none where nothing was, and what became of DMA.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +24,7 @@ use std::time::{Duration, Instant};
 use forebay_device::Device;
 use forebay_device::cuda::DeviceBuffer;
 use forebay_engine::{
-    CacheChoice, Engine, EngineConfig, LoadOptions, Move, PathChoice, Plan, measure_link,
+    CacheChoice, Engine, EngineConfig, LoadOptions, Move, PathChoice, Plan, Report, measure_link,
     sources_of,
 };
 use forebay_error::{Code, Error, Result};
@@ -55,6 +60,9 @@ fn parse(device: &Device, text: &str) -> Result<Line> {
             "ahead_mib" => config.tuning.dma_ahead_bytes = (number as u64) << 20,
             "release" => config.tuning.release_at_once = number,
             "tmpfs" => config.tuning.dma_on_tmpfs_threads = number,
+            "rate_min" => config.tuning.dma_rate_min_bytes_per_s = number as u64 * 1_000_000_000,
+            "trial" => config.tuning.dma_trial_batches = number,
+            "retry_s" => config.tuning.dma_retry_after = Duration::from_secs(number as u64),
             "depth" => config.tuning.direct_depth = number,
             _ => return Err(Error::new(Code::Usage, format!("no setting is called `{key}`"))),
         }
@@ -68,6 +76,15 @@ fn parse(device: &Device, text: &str) -> Result<Line> {
         cpu: Vec::new(),
         paths: String::new(),
     })
+}
+
+fn registering(report: &Report) -> String {
+    let rate = report.registering_bytes_per_s / 1e9;
+    match (rate > 0.0, report.dma_ended_early) {
+        (false, _) => " registering none".to_owned(),
+        (true, false) => format!(" registering {rate:.1} GB/s"),
+        (true, true) => format!(" registering {rate:.1} GB/s, DMA ended early"),
+    }
 }
 
 fn process_cpu_seconds() -> f64 {
@@ -107,7 +124,8 @@ fn run(line: &mut Line, files: &[Arc<OpenFile>], targets: &[(u64, u64)]) -> Resu
         })
         .collect();
     let left = report.registered_left_bytes >> 20;
-    line.paths = format!("{} left {left} MiB idle {:.0} ms", shares.join(" "), idle * 1e3);
+    let pace = registering(&report);
+    line.paths = format!("{} left {left} MiB idle {:.0} ms{pace}", shares.join(" "), idle * 1e3);
     if !report.refusals.is_empty() {
         line.paths.push_str(&format!(" {:?}", report.refusals));
     }

@@ -10,6 +10,7 @@
 mod checked;
 mod engine;
 mod options;
+mod pace;
 mod paths;
 mod plan;
 mod pump;

@@ -1,5 +1,7 @@
 //! What a caller may choose.
 
+use std::time::Duration;
+
 use forebay_error::{Code, Error, Result};
 
 /// Which way bytes may go. `Auto` decides piece by piece; the others force one way, for measurements and for machines
@@ -105,7 +107,8 @@ pub struct Tuning {
     /// filled slot that waits long leaves the processor's cache before the GPU fetches it (measured: 16 readers with 48
     /// slots more 46 GB/s, with 16 more 52).
     pub slots_ahead: usize,
-    /// Readers beside DMA, at the most: six and DMA fill the link.
+    /// Readers beside DMA, at the most: six and DMA fill the link. When DMA ends before the load does, the others
+    /// that its threads allow start.
     pub readers_beside_dma: usize,
     /// Bytes that are registered at a time for DMA: filled slots wait for as long as that takes.
     pub dma_batch_bytes: u64,
@@ -116,6 +119,19 @@ pub struct Tuning {
     /// Threads up to which a resident tmpfs file is worth DMA. Its pages register at 15 to 28 GB/s, so that few readers
     /// gain by it (2 threads: 26 GB/s against 12) and many lose (8 threads: 36 against 42).
     pub dma_on_tmpfs_threads: usize,
+    /// Bytes a second at which page cache must map and register for DMA to go on beside enough readers to do without
+    /// it (eight; with fewer DMA always goes on, as it does where it was asked for). At 27 to 33 GB/s (64 MiB in 2 ms
+    /// and more) six readers added 10 to 16 to it, 43 in all, where copies alone gave 50; so it takes 37 or so to be
+    /// their equal. At 48 (64 MiB in 1.4 ms) both gave 53, copies alone 51. 38 is above the one and well below the
+    /// other, whose noise must not end DMA: it saves two thirds of the CPU there.
+    pub dma_rate_min_bytes_per_s: u64,
+    /// Batches before the first verdict on that: of three, the slowest is not counted, and with 192 MiB they cost a
+    /// load that then copies 1 ms.
+    pub dma_trial_batches: usize,
+    /// How long a process remembers that registering is slow, by file system and GPU. Time and not bytes: what makes it
+    /// slow are other files and other processes, not what was loaded since. 30 s make the trial's 1 ms nothing, and a
+    /// server that loads all day notices soon when DMA pays again.
+    pub dma_retry_after: Duration,
     /// Pieces that a direct worker keeps in flight, at the most; it finds by trial how many pay.
     pub direct_depth: usize,
 }
@@ -129,6 +145,9 @@ impl Default for Tuning {
             dma_ahead_bytes: 128 << 20,
             release_at_once: usize::MAX,
             dma_on_tmpfs_threads: 4,
+            dma_rate_min_bytes_per_s: 38_000_000_000,
+            dma_trial_batches: 3,
+            dma_retry_after: Duration::from_secs(30),
             direct_depth: 16,
         }
     }

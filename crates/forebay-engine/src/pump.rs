@@ -18,30 +18,23 @@
 //!
 //! All copies go to one stream, so flights land in order and one event each is enough.
 //!
-//! # Page-cache DMA
-//!
-//! The GPU reads the page cache itself, at the full rate of the link and 20 to 30 ms of CPU a GB. Registering runs at
-//! 30 to 50 GB/s, so alone it does not fill the link; what it leaves, readers fill. A batch is small (64 MiB, 1.4 ms)
-//! so that slots do not wait long. Registrations are released after the last byte has arrived (130 GB/s): releasing
-//! takes the lock too, and the caller has its tensors by then. Until then they count against the window; when it is
-//! full, half of the spent ones go at once.
+//! How batches are made and registered, and when DMA ends before the load does, is in `dma`.
+
+mod dma;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_device::cuda::{CudaDevice, Event, Registration, Stream};
+use forebay_device::cuda::{CudaDevice, Event, Stream};
 use forebay_device::{Device, Slot};
-use forebay_error::{Code, Error, Result};
+use forebay_error::Result;
 
-use crate::paths::copy::range_is_resident;
-use crate::paths::mapping::Mapping;
+use crate::pace::Pace;
 use crate::paths::scatter::{Allocations, GpuScatter};
 use crate::report::Path;
-use crate::route::{Cold, Known, Refused, refuse};
 use crate::shared::{Shared, internal};
-use crate::source::LocalFile;
-use crate::window::{Batch, Share};
+use crate::window::Batch;
 
 /// How long the pump sleeps while copies are in flight: they take 76 us for 4 MiB, and readers have other slots.
 const FLIGHT_NAP: Duration = Duration::from_micros(50);
@@ -76,14 +69,17 @@ struct Flight {
     done: Event,
 }
 
-/// Why a batch was not registered.
-enum Refusal {
-    /// The window is full and nothing of ours can be released.
-    NoWindow,
-    /// The driver or the system said no to registering.
-    Register(Error),
-    /// Anything else that failed; no verdict on the file system.
-    Other(Error),
+/// What a pump is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PumpTask {
+    /// Whether there may be pieces for DMA.
+    pub(crate) dma: bool,
+    /// Page cache that may be registered at one time, in bytes.
+    pub(crate) window_limit: u64,
+    /// Whether DMA ends where registering is slow.
+    pub(crate) may_give_up: bool,
+    /// Readers to start when DMA ends before the load does.
+    pub(crate) spare_readers: usize,
 }
 
 struct Pump<'a> {
@@ -96,13 +92,12 @@ struct Pump<'a> {
     flights: VecDeque<Flight>,
     /// DMA bytes in flight.
     dma_bytes: u64,
-    /// Whether there may be pieces for DMA.
-    dma: bool,
-    window_limit: u64,
+    pace: Pace,
+    task: PumpTask,
 }
 
 /// Pumps until every byte has arrived, or the load ends early.
-pub(crate) fn run(shared: &Arc<Shared>, dma: bool, window_limit: u64) -> Result<()> {
+pub(crate) fn run(shared: &Arc<Shared>, task: PumpTask) -> Result<()> {
     let Device::Cuda(gpu) = shared.engine.device() else {
         return Err(internal("pump without a GPU"));
     };
@@ -115,8 +110,8 @@ pub(crate) fn run(shared: &Arc<Shared>, dma: bool, window_limit: u64) -> Result<
         fences_seen: 0,
         flights: VecDeque::new(),
         dma_bytes: 0,
-        dma,
-        window_limit,
+        pace: Pace::default(),
+        task,
     };
     let result = pump.work();
     shared.queue.dma_ends();
@@ -147,7 +142,7 @@ impl Pump<'_> {
         while !self.shared.is_over() {
             self.land()?;
             let queued = self.queue_slots()?;
-            let registered = self.dma && self.queue_pages()?;
+            let registered = self.task.dma && self.queue_pages()?;
             if !queued && !registered {
                 self.shared.yield_slots();
                 self.shared.queue.wait_for_pump(self.nap(), self.dma_has_room());
@@ -159,7 +154,7 @@ impl Pump<'_> {
     fn nap(&self) -> Duration {
         if !self.flights.is_empty() {
             FLIGHT_NAP
-        } else if self.dma && !self.shared.is_fed(FEED_QUIET) {
+        } else if self.task.dma && !self.shared.is_fed(FEED_QUIET) {
             FEED_NAP
         } else {
             IDLE_NAP
@@ -233,204 +228,5 @@ impl Pump<'_> {
         }
         self.flights.push_back(Flight { cargo: Cargo::Slots(slots), done });
         Ok(true)
-    }
-
-    fn dma_has_room(&self) -> bool {
-        let tuning = &self.shared.engine.config().tuning;
-        self.dma && self.dma_bytes < tuning.dma_ahead_bytes && self.shared.is_fed(FEED_QUIET)
-    }
-
-    /// Registers and queues the next batch of resident pieces; true if there was one.
-    fn queue_pages(&mut self) -> Result<bool> {
-        if !self.dma_has_room() {
-            return Ok(false);
-        }
-        let group = self.take_group();
-        if group.is_empty() {
-            return Ok(false);
-        }
-        let group = self.resident_part(group)?;
-        if group.is_empty() {
-            return Ok(true);
-        }
-        match self.move_batch(&group) {
-            Ok(()) => {}
-            Err(refusal) => {
-                self.shared.queue.leave_to_copy(&group);
-                self.note(&group, refusal)?;
-                self.dma = false;
-                self.shared.queue.dma_ends();
-            }
-        }
-        Ok(true)
-    }
-
-    /// Neighbouring pieces of one object that may use DMA, from the front of the queue.
-    fn take_group(&mut self) -> Vec<u32> {
-        let shared = self.shared;
-        let most = shared.engine.config().tuning.dma_batch_bytes;
-        let mut start = None;
-        let mut foreign = false;
-        let group = shared.queue.take_front(|last, next| {
-            let Ok(piece) = shared.piece(next) else { return false };
-            if !shared.route(piece.object).is_ok_and(|route| route.dma) {
-                foreign = true;
-                return false;
-            }
-            let first = *start.get_or_insert(piece.offset);
-            let Some(last) = last.and_then(|last| shared.piece(last).ok()) else { return true };
-            last.object == piece.object
-                && piece.offset <= last.offset + last.len + crate::plan::GAP_BYTES
-                && (piece.offset + piece.len).checked_sub(first).is_some_and(|len| len <= most)
-        });
-        if foreign && group.is_empty() {
-            // Files at the front that DMA may not touch: to the readers, and DMA goes on behind them.
-            let others = shared.queue.take_front(|_, next| {
-                let route = shared.piece(next).and_then(|piece| shared.route(piece.object));
-                route.is_ok_and(|route| !route.dma)
-            });
-            shared.queue.leave_to_copy(&others);
-        }
-        group
-    }
-
-    /// Sends the pieces that are not resident to those who read them; the rest is for DMA.
-    fn resident_part(&self, group: Vec<u32>) -> Result<Vec<u32>> {
-        let Some(&first) = group.first() else { return Ok(group) };
-        let object = self.shared.piece(first)?.object;
-        let route = self.shared.route(object)?;
-        let file = self.file(object)?;
-        if route.known == Known::Resident || range_is_resident(self.shared, file, &group)? {
-            return Ok(group);
-        }
-        let (mut warm, mut cold) = (Vec::new(), Vec::new());
-        for piece in group {
-            if range_is_resident(self.shared, file, &[piece])? {
-                warm.push(piece);
-            } else {
-                cold.push(piece);
-            }
-        }
-        if route.cold() != Cold::Buffered {
-            // Packed rows are too short for direct reads.
-            let packed = |&piece: &u32| self.shared.piece(piece).is_ok_and(|piece| piece.packed);
-            let (packed, direct): (Vec<u32>, Vec<u32>) = cold.into_iter().partition(packed);
-            self.shared.queue.push_cold(&direct);
-            cold = packed;
-        }
-        self.shared.queue.leave_to_copy(&cold);
-        Ok(warm)
-    }
-
-    fn file(&self, object: u32) -> Result<&LocalFile> {
-        self.shared.source(object)?.local().ok_or_else(|| internal("DMA from no file"))
-    }
-
-    /// Maps, registers, and queues the copies of a group of pieces of one object.
-    fn move_batch(&mut self, group: &[u32]) -> std::result::Result<(), Refusal> {
-        let batch = self.register(group)?;
-        self.queue_batch(group, batch).map_err(Refusal::Other)
-    }
-
-    fn register(&mut self, group: &[u32]) -> std::result::Result<Batch, Refusal> {
-        let said = Refusal::Other;
-        let shared = self.shared;
-        let Some(&first) = group.first() else {
-            return Err(said(internal("empty DMA batch")));
-        };
-        let first = shared.piece(first).map_err(said)?;
-        let (offset, len) = shared.span(group).map_err(said)?;
-        let page = rustix::param::page_size() as u64;
-        let share = self.take_window(len + 2 * page)?;
-        let file = self.file(first.object).map_err(said)?;
-        let mapping = Mapping::new(file.file(), offset, len).map_err(said)?;
-        // SAFETY: page-aligned and mapped; `Batch` drops the registration before the mapping, and a batch leaves its
-        // flight only when its copies are done (or were never queued).
-        let registration =
-            unsafe { Registration::read_only(self.gpu, mapping.base(), mapping.len()) };
-        let registration = registration.map_err(Refusal::Register)?;
-        Ok(Batch { _registration: registration, mapping, _share: share })
-    }
-
-    /// A share of the window; what is spent makes room for it, then flights that land.
-    fn take_window(&mut self, len: u64) -> std::result::Result<Share, Refusal> {
-        let window = self.shared.engine.window();
-        let at_once = self.shared.engine.config().tuning.release_at_once;
-        loop {
-            if let Some(share) = window.take(len, self.window_limit) {
-                self.shared.note_registered(window.registered());
-                return Ok(share);
-            }
-            if self.shared.is_over() {
-                return Err(Refusal::NoWindow);
-            }
-            if window.make_room(at_once) {
-                continue;
-            }
-            if let Some(flight) = self.flights.front() {
-                flight.done.wait().map_err(Refusal::Other)?;
-                self.land_first().map_err(Refusal::Other)?;
-            } else {
-                return Err(Refusal::NoWindow);
-            }
-        }
-    }
-
-    fn queue_batch(&mut self, group: &[u32], batch: Batch) -> Result<()> {
-        let shared = self.shared;
-        let done = self.event()?;
-        shared.wait_fences(&self.stream, &mut self.fences_seen)?;
-        let mut queue_all = || {
-            let mut bytes = 0;
-            let mut scatter = GpuScatter::new(self.gpu, &self.stream, &mut self.allocations);
-            for &index in group {
-                let piece = shared.piece(index)?;
-                bytes += piece.bytes;
-                for op in shared.plan.ops_of(piece) {
-                    let from = batch.mapping.address_of(op.part.from);
-                    // SAFETY: the rows lie in the mapping, which is registered, and stays in the flight until `done`
-                    // came.
-                    unsafe { scatter.add(shared, &op.part, from, op.part.from_stride)? };
-                }
-            }
-            scatter.flush()?;
-            done.record(&self.stream)?;
-            Ok(bytes)
-        };
-        match queue_all() {
-            Ok(bytes) => {
-                self.dma_bytes += bytes;
-                let cargo = Cargo::Pages { pieces: group.to_vec(), batch, bytes };
-                self.flights.push_back(Flight { cargo, done });
-                Ok(())
-            }
-            Err(error) => {
-                self.stream.synchronize()?;
-                Err(error)
-            }
-        }
-    }
-
-    /// Remembers a refusal; an error that is no refusal ends the load.
-    fn note(&self, group: &[u32], refusal: Refusal) -> Result<()> {
-        let text = match refusal {
-            Refusal::NoWindow => "the window of registered page cache is taken".to_owned(),
-            Refusal::Register(error) => {
-                // The driver's verdict on these pages; want of memory may pass.
-                if let Some(&first) = group.first()
-                    && error.code() == Code::Device
-                {
-                    let device = self.file(self.shared.piece(first)?.object)?.device();
-                    refuse(Refused::Dma, device, error.what());
-                }
-                error.to_string()
-            }
-            Refusal::Other(error) => match error.code() {
-                Code::Device | Code::OutOfMemory | Code::Io | Code::NoDevice => error.to_string(),
-                _ => return Err(error),
-            },
-        };
-        self.shared.tally.refusal(&format!("page-cache DMA: {text}; copying instead"));
-        Ok(())
     }
 }

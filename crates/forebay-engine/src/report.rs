@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use forebay_device::ArenaStats;
 use rustix::time::{ClockId, clock_gettime};
@@ -84,6 +85,10 @@ pub struct Report {
     /// Page cache that was still registered when the load was done, other loads' included, in bytes: its release goes
     /// on in the background.
     pub registered_left_bytes: u64,
+    /// Bytes a second at which page cache was mapped and registered for DMA, all batches together; 0 without any.
+    pub registering_bytes_per_s: f64,
+    /// Whether DMA ended before the load did, because registering was slower than copies are.
+    pub dma_ended_early: bool,
     /// Files whose size, mtime and ctime were the same after the load as before.
     pub files_unchanged: usize,
 }
@@ -101,6 +106,9 @@ pub(crate) struct Tally {
     bytes: [AtomicU64; Path::ALL.len()],
     pieces: [AtomicU64; Path::ALL.len()],
     cpu_nanos: AtomicU64,
+    registered_bytes: AtomicU64,
+    registering_nanos: AtomicU64,
+    dma_ended_early: AtomicBool,
     words: Mutex<Words>,
 }
 
@@ -136,6 +144,29 @@ impl Tally {
 
     pub(crate) fn cpu_seconds(&self) -> f64 {
         self.cpu_nanos.load(Ordering::Relaxed) as f64 / 1e9
+    }
+
+    /// Counts a batch that was mapped and registered.
+    pub(crate) fn registered(&self, bytes: u64, took: Duration) {
+        self.registered_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.registering_nanos.fetch_add(took.as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn registering_bytes_per_s(&self) -> f64 {
+        let seconds = self.registering_nanos.load(Ordering::Relaxed) as f64 / 1e9;
+        let bytes = self.registered_bytes.load(Ordering::Relaxed) as f64;
+        if seconds > 0.0 { bytes / seconds } else { 0.0 }
+    }
+
+    /// DMA has ended for its slowness; `why` goes to those who still had bytes by it, and to those who take over.
+    pub(crate) fn dma_ends_early(&self, why: &str) {
+        self.dma_ended_early.store(true, Ordering::Relaxed);
+        self.reason(Path::PageCacheDma, &format!("ended early: {why}"));
+        self.reason(Path::PageCacheCopy, why);
+    }
+
+    pub(crate) fn dma_ended_early(&self) -> bool {
+        self.dma_ended_early.load(Ordering::Relaxed)
     }
 
     pub(crate) fn reason(&self, path: Path, text: &str) {

@@ -10,6 +10,7 @@ use forebay_device::Device;
 use forebay_topology::{DirectAdvice, FsKind};
 
 use crate::options::{CacheChoice, LoadOptions, PathChoice, Tuning};
+use crate::pace;
 use crate::report::{Path, Tally};
 use crate::source::{LocalFile, RangeSource};
 
@@ -149,7 +150,17 @@ fn dma_verdict(
     if tmpfs && options.path == PathChoice::Auto && threads > tuning.dma_on_tmpfs_threads {
         return Err("tmpfs pages register slower than so many threads copy".to_owned());
     }
+    if may_give_up(options, threads)
+        && let Some(rate) = pace::remembered(tuning, file.device(), gpu.ordinal())
+    {
+        return Err(pace::slow(rate));
+    }
     Ok("resident, and the GPU can register it read-only")
+}
+
+/// Whether DMA ends where registering is slow: not when it was asked for, nor when copies could not do better.
+pub(crate) fn may_give_up(options: &LoadOptions, threads: usize) -> bool {
+    options.path == PathChoice::Auto && pace::copies_fill_link(threads)
 }
 
 /// How cold bytes of a file are read.

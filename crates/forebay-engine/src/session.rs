@@ -257,6 +257,8 @@ impl Session {
             registered_peak_bytes: shared.registered_peak(),
             registered_limit_bytes: self.registered_limit,
             registered_left_bytes: shared.engine.registered_now(),
+            registering_bytes_per_s: shared.tally.registering_bytes_per_s(),
+            dma_ended_early: shared.tally.dma_ended_early(),
             files_unchanged,
         })
     }

@@ -9,15 +9,16 @@ use forebay_topology::{Root, numa};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::options::PathChoice;
+use crate::pace;
 use crate::paths::{copy, direct};
-use crate::pump;
-use crate::route::Cold;
+use crate::pump::{self, PumpTask};
+use crate::route::{Cold, may_give_up};
 use crate::shared::{Shared, internal};
 
 /// What a thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
-    Pump { dma: bool, window_limit: u64 },
+    Pump(PumpTask),
     Copy,
     Direct,
 }
@@ -25,7 +26,7 @@ enum Role {
 impl Role {
     fn name(self) -> &'static str {
         match self {
-            Role::Pump { .. } => "forebay-pump",
+            Role::Pump(_) => "forebay-pump",
             Role::Copy => "forebay-copy",
             Role::Direct => "forebay-direct",
         }
@@ -46,19 +47,9 @@ pub(crate) fn spawn_all(shared: &Arc<Shared>, threads: usize, window_limit: u64)
     let mut roles = Vec::new();
     let mut readers = threads;
     if gpu {
-        // A pump that only forwards slots still needs its moments: one processor in eight stays free for it and for
-        // interrupts (16 readers on 16 cores: 46 GB/s from tmpfs, 14: 52).
-        readers -= threads / 8;
-        let dma = shared.routes.iter().any(|route| route.dma);
-        if dma {
-            shared.queue.dma_begins(threads == 1 || shared.options.path == PathChoice::Dma);
-        }
-        roles.push(Role::Pump { dma, window_limit });
-        if dma {
-            // One at the least: it reads what DMA leaves, and sleeps otherwise.
-            let most = shared.engine.config().tuning.readers_beside_dma;
-            readers = (threads - 1).min(most).max(1);
-        }
+        let task = pump_task(shared, threads, window_limit);
+        readers = pace::readers_without_dma(threads).min(pieces) - task.spare_readers;
+        roles.push(Role::Pump(task));
     }
     roles.extend(std::iter::repeat_n(Role::Copy, readers.min(pieces)));
     if shared.routes.iter().any(|route| route.cold() == Cold::Ring) {
@@ -70,6 +61,32 @@ pub(crate) fn spawn_all(shared: &Arc<Shared>, threads: usize, window_limit: u64)
     }
     tracing::debug!(?roles, "workers");
     start_all(shared, &roles)
+}
+
+/// What the pump is to do: DMA, if there is an object for it, beside fewer readers than there may be.
+fn pump_task(shared: &Shared, threads: usize, window_limit: u64) -> PumpTask {
+    let dma = shared.routes.iter().any(|route| route.dma);
+    let mut spare_readers = 0;
+    if dma {
+        shared.queue.dma_begins(threads == 1 || shared.options.path == PathChoice::Dma);
+        // One at the least: it reads what DMA leaves, and sleeps otherwise.
+        let most = shared.engine.config().tuning.readers_beside_dma;
+        let beside = (threads - 1).min(most).max(1);
+        let all = pace::readers_without_dma(threads).min(shared.plan.pieces().len());
+        spare_readers = all.saturating_sub(beside);
+    }
+    let may_give_up = may_give_up(&shared.options, threads);
+    PumpTask { dma, window_limit, may_give_up, spare_readers }
+}
+
+/// Starts the readers for which DMA had left no room, now that it has ended; as many as the system lets.
+pub(crate) fn add_readers(shared: &Arc<Shared>, count: usize) {
+    for missing in (1..=count).rev() {
+        if let Err(error) = spawn(shared, Role::Copy) {
+            tracing::warn!(missing, error = error.render(), "going on with fewer threads");
+            return;
+        }
+    }
 }
 
 /// Starts as many as the system lets: the pump, and one reader, are enough.
@@ -124,7 +141,7 @@ fn run(shared: &Arc<Shared>, role: Role) -> Result<()> {
         }
     }
     let result = match role {
-        Role::Pump { dma, window_limit } => pump::run(shared, dma, window_limit),
+        Role::Pump(task) => pump::run(shared, task),
         Role::Copy => copy::run(shared),
         Role::Direct => direct::run(shared),
     };

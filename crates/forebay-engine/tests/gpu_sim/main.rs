@@ -10,6 +10,7 @@
 //! | `gpu` | the tests of real GPUs |
 //! | `stress` | random plans and feeds, cancelled loads, loads side by side, fences |
 //! | `release` | registrations after their load |
+//! | `pace` | slow and fast registering |
 //! | `faults` | what loads do when the driver refuses; each needs the settings that its parent gives |
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
@@ -19,6 +20,7 @@ mod faults;
 mod gpu;
 #[path = "../../../forebay-simgpu/harness.rs"]
 mod harness;
+mod pace;
 mod release;
 mod stress;
 
@@ -108,6 +110,15 @@ fn memory_may_be_short() {
 #[test]
 fn registration_may_be_slow() {
     run("faults::registering_is_slow", 1, &[("SIMGPU_REGISTER_GBPS", "0.5")]);
+}
+
+#[test]
+fn dma_ends_where_registering_is_slow() {
+    let slow = ("SIMGPU_REGISTER_GBPS", "0.05");
+    run("pace::slow_registering_ends_dma_for_a_while", 1, &[slow]);
+    run("pace::fast_registering_keeps_dma", 1, &[]);
+    let refuses = ("SIMGPU_REGISTER_FAIL", "801");
+    run("pace::a_refusal_starts_the_other_readers_too", 1, &[refuses]);
 }
 
 #[test]

@@ -135,6 +135,10 @@ fn config(random: &mut Random) -> EngineConfig {
             dma_ahead_bytes: random.pick(&[1 << 20, 8 << 20]),
             release_at_once: random.pick(&[0, 1, usize::MAX]),
             dma_on_tmpfs_threads: random.range(0, 8) as usize,
+            // Never slow, now and then, and always.
+            dma_rate_min_bytes_per_s: random.pick(&[0, 2_000_000_000, u64::MAX]),
+            dma_trial_batches: random.range(0, 3) as usize,
+            dma_retry_after: Duration::from_millis(random.pick(&[0, 5, 500])),
             direct_depth: random.range(1, 8) as usize,
         },
     }
@@ -215,7 +219,7 @@ fn round(seed: u64, engine: &Arc<Engine>, gpu: &Arc<CudaDevice>, files: &[File])
     ];
     let options = LoadOptions {
         path: random.pick(&paths),
-        threads: Some(random.range(1, 6) as usize),
+        threads: Some(random.pick(&[1, 2, 3, 4, 5, 6, 9, 12])),
         cache: random.pick(&[CacheChoice::Auto, CacheChoice::Auto, CacheChoice::Keep]),
     };
     if random.one_in(3) {

@@ -2,15 +2,15 @@
 //! list of settings is one line of the result; all lines are run in turn, round by round, so that drift hits all alike.
 //! **unsafe**: targets are provided by address.
 //!
-//! Keys: `threads path cache piece_mib slots readers batch_mib ahead_mib release tmpfs rate_min trial retry_s depth arena_mib
-//! window_mib`.
+//! Keys: `threads path cache piece_mib slots readers batch_mib ahead_mib release tmpfs rate_min trial retry_s depth
+//! arena_mib window_mib`.
 //!
 //! - `readers` is how many read beside DMA, at the most; at least one does, and no more than `threads` less one.
 //! - `tmpfs` is up to how many threads tmpfs is worth DMA: `threads=16,tmpfs=16,readers=10` does both there, with
 //!   ten readers, and `path=dma` DMA alone.
-//! - `rate_min` is the rate of registering, in GB/s, below which DMA ends after `trial` batches if there are nine threads
-//!   or more, and is not tried again for `retry_s`; 0: it never ends. The verdict is the process's: `retry_s=0` has each
-//!   load find out for itself.
+//! - `rate_min` is the rate of registering, in GB/s, below which DMA ends after `trial` batches if there are nine
+//!   threads or more, and is not tried again for `retry_s`; 0: it never ends. The verdict is the process's: `retry_s=0`
+//!   has each load find out for itself.
 //! - `release` is how many spent batches go at once when the window is full; `window_mib` makes it so.
 //!
 //! CPU is the whole process's, from the start of a load until all that it registered is released, which is after the

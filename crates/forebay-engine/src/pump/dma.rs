@@ -8,8 +8,8 @@
 //! # When it ends before the load
 //!
 //! - **A refusal** of the driver, or no room in the window.
-//! - **Slow registering.** It differs between machines of one kind, and below 38 GB/s the pump spends so long in it that
-//!   slots wait and the link is not full: DMA and readers give 43 GB/s where copies alone give 50. Where there are
+//! - **Slow registering.** It differs between machines of one kind, and below 38 GB/s the pump spends so long in it
+//!   that slots wait and the link is not full: DMA and readers give 43 GB/s where copies alone give 50. Where there are
 //!   threads enough to copy at that rate the pump measures each batch and stops when it is too slow (`pace`); the next
 //!   loads know that from the start. Few threads gain by DMA at any pace, and who asks for it gets it.
 //!
@@ -19,7 +19,8 @@
 //! # Release
 //!
 //! Registrations are released after the last byte has arrived (130 GB/s): releasing takes the lock too, and the caller
-//! has its tensors by then. Until then they count against the window; when it is full, half of the spent ones go at once.
+//! has its tensors by then. Until then they count against the window; when it is full, half of the spent ones go at
+//! once.
 
 use std::time::{Duration, Instant};
 

@@ -9,6 +9,7 @@
 //!   and they are leaked there instead of dropped: their threads, locks and driver handles are the parent's ([`fork`]).
 //! - A fork and the exit wait for what they would break ([`process`]).
 
+mod ckpt;
 mod digest;
 mod engine;
 mod error;
@@ -80,5 +81,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<engine::Engine>()?;
     module.add_class::<session::Session>()?;
     module.add_class::<digest::Digests>()?;
-    module.add_class::<save::Save>()
+    module.add_class::<save::Save>()?;
+    ckpt::register(module)
 }

@@ -5,6 +5,7 @@
 //! - [`model`]: what a checkpoint holds, wherever it was read from.
 //! - [`open`]: checkpoints that are there, of torch and of others, read and checked.
 //! - [`manifest`]: the same on disk, for checkpoints of ours: written in parts, read in ranges.
+//! - [`restore`]: from a checkpoint to memory, by regions.
 //! - [`save`]: from the memory of all ranks to a committed step.
 
 pub mod audit;
@@ -12,4 +13,5 @@ pub mod commit;
 pub mod manifest;
 pub mod model;
 pub mod open;
+pub mod restore;
 pub mod save;

@@ -4,7 +4,7 @@ use forebay_error::{Code, Error, Result};
 use forebay_format::{Catalog, Stored, TensorEntry};
 use forebay_tensor::{Region, byte_len, byte_runs};
 
-use crate::plan::{Move, Plan};
+use crate::plan::{Check, Move, Plan};
 
 /// Moves that one tensor's region may take: a region cut in every dimension of a many-dimensional tensor can ask for
 /// more rows than anybody wants to list.
@@ -27,6 +27,7 @@ pub struct Selection {
     /// Bytes of each.
     pub bytes: Vec<u64>,
     moves: Vec<Move>,
+    checks: Vec<Check>,
 }
 
 impl Selection {
@@ -50,7 +51,8 @@ impl Selection {
         for (target, want) in wanted.iter().enumerate() {
             bytes.push(add_moves(catalog, want, target as u32, &mut moves)?);
         }
-        Ok(Self { wanted, bytes, moves })
+        let checks = if catalog.has_blocks { checks_of(catalog) } else { Vec::new() };
+        Ok(Self { wanted, bytes, moves, checks })
     }
 
     /// Every tensor whole.
@@ -61,7 +63,7 @@ impl Selection {
 
     /// The plan, cut in pieces of `piece_bytes`.
     pub fn plan(self, piece_bytes: u64) -> Result<(Vec<Wanted>, Plan)> {
-        let plan = Plan::build(self.moves, self.bytes, piece_bytes, &[])?;
+        let plan = Plan::build_checked(self.moves, self.bytes, piece_bytes, &[], self.checks)?;
         Ok((self.wanted, plan))
     }
 
@@ -81,7 +83,8 @@ impl Selection {
             }
             held = held.saturating_add(bytes);
         }
-        let plan = Plan::build(self.moves, self.bytes, piece_bytes, &starts)?;
+        let (moves, checks) = (self.moves, self.checks);
+        let plan = Plan::build_checked(moves, self.bytes, piece_bytes, &starts, checks)?;
         Ok((self.wanted, plan))
     }
 }
@@ -134,6 +137,16 @@ fn add_moves(catalog: &Catalog, want: &Wanted, target: u32, moves: &mut Vec<Move
         }
     }
     Ok(total)
+}
+
+fn checks_of(catalog: &Catalog) -> Vec<Check> {
+    let check = |check: &forebay_format::Check| Check {
+        object: check.file as u32,
+        offset: check.offset,
+        len: check.bytes,
+        crc: check.crc,
+    };
+    catalog.checks.iter().map(check).collect()
 }
 
 fn too_many(blocks: u64) -> Error {

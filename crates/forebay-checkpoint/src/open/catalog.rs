@@ -7,7 +7,7 @@
 
 use super::item::Elements;
 use super::{Checkpoint, Concern, Origin};
-use crate::model::{Chunk, Entry, Kind};
+use crate::model::{BLOCK_BYTES, Chunk, DataPlace, Entry, Kind};
 use forebay_error::{Code, Error, Result};
 use forebay_format::dcp::TensorItem;
 use forebay_format::dcp::hf::is_shard;
@@ -17,8 +17,8 @@ use forebay_format::{
     Catalog, CatalogFile, Check, Fault, Format, Model, OpenFile, Piece, Stored, TensorEntry,
     parallel,
 };
-use forebay_tensor::byte_len;
-use std::collections::HashMap;
+use forebay_tensor::{Dtype, Region, byte_len};
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -91,6 +91,7 @@ fn list(checkpoint: &Checkpoint) -> Result<Model> {
     let format = match checkpoint.origin {
         Origin::Dcp { .. } => Format::Dcp,
         Origin::HfShards => Format::SafetensorsShards,
+        Origin::Forebay(_) => Format::Dcp,
     };
     let warnings = checkpoint.warnings.iter().map(|warning| warning.text.clone()).collect();
     let catalog = Catalog::new(format, None, files, tensors, warnings)?;
@@ -128,6 +129,7 @@ impl Opened {
         parts.checks.sort_by_key(|check| (check.file, check.offset));
         parts.checks.dedup();
         (catalog.files, catalog.checks) = (parts.catalog, parts.checks);
+        catalog.has_blocks = matches!(checkpoint.origin, Origin::Forebay(_));
         Ok(Model { catalog, files: parts.files })
     }
 
@@ -222,6 +224,7 @@ impl Parts {
         let piece = match elements {
             Elements::Place(place) => {
                 let file = self.number(job.chunk.file, file);
+                self.checks.extend(blocks(&place, file));
                 Piece { region, file, offset: place.offset, strides: None }
             }
             Elements::Item(item) if item.decoded.is_some() => {
@@ -257,6 +260,17 @@ impl Parts {
     }
 }
 
+/// The checksums of a chunk's blocks.
+fn blocks(place: &DataPlace, file: usize) -> impl Iterator<Item = Check> {
+    let (end, mut offset) = (place.offset.saturating_add(place.bytes), place.offset);
+    place.crcs.iter().map(move |&crc| {
+        let bytes = BLOCK_BYTES.min(end.saturating_sub(offset));
+        let check = Check { file, offset, bytes, crc };
+        offset += bytes;
+        check
+    })
+}
+
 fn check(item: &TensorItem, file: usize) -> Check {
     let record = item.record;
     Check { file, offset: record.offset, bytes: record.bytes, crc: record.crc }
@@ -273,5 +287,75 @@ fn settle(tensor: &mut TensorEntry) {
     let is_whole = first.region.is_whole(&tensor.shape) && first.strides.is_none();
     if is_whole && pieces.len() == 1 {
         tensor.stored = Stored::Run;
+    }
+}
+
+impl Checkpoint {
+    /// A model of these regions, `(number of the entry, region)`: only the chunks that share elements with one of them are
+    /// opened. Its tensors have the names of the entries.
+    ///
+    /// Errors: `usage` for an entry that is no tensor; `bad_slice` for a region outside of its tensor.
+    pub fn model_for(&self, wants: &[(usize, Region)]) -> Result<Model> {
+        let mut tensors: Vec<TensorEntry> = Vec::new();
+        let mut numbers: HashMap<usize, usize> = HashMap::new();
+        let mut chosen: BTreeSet<(usize, usize)> = BTreeSet::new();
+        for (entry, region) in wants {
+            let (own, dtype, shape, chunks) = self.tensor_of(*entry)?;
+            region.check_within(shape).map_err(|error| self.place(&own.name, error))?;
+            let number = *numbers.entry(*entry).or_insert(tensors.len());
+            if number == tensors.len() {
+                tensors.push(TensorEntry {
+                    name: own.name.clone(),
+                    dtype,
+                    shape: shape.to_vec(),
+                    file: 0,
+                    offset: 0,
+                    bytes: byte_len(dtype, shape)?,
+                    stored: Stored::Pieces(Vec::new()),
+                });
+            }
+            let touched = |chunk: &Chunk| chunk.region.intersect(region).is_some();
+            let touched = chunks.iter().enumerate().filter(|(_, chunk)| touched(chunk));
+            chosen.extend(touched.map(|(place, _)| (*entry, place)));
+        }
+        let mut jobs = Vec::with_capacity(chosen.len());
+        for (entry, place) in chosen {
+            let (own, _, _, chunks) = self.tensor_of(entry)?;
+            if let (Some(chunk), Some(&number)) = (chunks.get(place), numbers.get(&entry)) {
+                jobs.push(Job { number, entry: own, chunk });
+            }
+        }
+        jobs.sort_by_key(|job| (job.chunk.file, job.chunk.offset));
+        let located = parallel::map(&jobs, |job| Ok(job.locate(self)));
+        let mut parts = Parts::default();
+        for (job, located) in jobs.iter().zip(located) {
+            if let Some(tensor) = tensors.get_mut(job.number) {
+                parts.add(tensor, job, located?);
+            }
+        }
+        tensors.iter_mut().for_each(settle);
+        parts.checks.sort_by_key(|check| (check.file, check.offset));
+        parts.checks.dedup();
+        let format = match self.origin {
+            Origin::HfShards => Format::SafetensorsShards,
+            Origin::Dcp { .. } | Origin::Forebay(_) => Format::Dcp,
+        };
+        let mut catalog = Catalog::new(format, None, parts.catalog, tensors, Vec::new())?;
+        catalog.checks = parts.checks;
+        catalog.has_blocks = matches!(self.origin, Origin::Forebay(_));
+        Ok(Model { catalog, files: parts.files })
+    }
+
+    fn tensor_of(&self, entry: usize) -> Result<(&Entry, Dtype, &[u64], &[Chunk])> {
+        let Some(entry) = self.entries.get(entry) else {
+            return Err(Error::new(Code::Usage, format!("there is no entry {entry}")));
+        };
+        match &entry.kind {
+            Kind::Tensor { dtype, shape, chunks } => Ok((entry, *dtype, shape, chunks)),
+            Kind::Object { .. } => {
+                let error = Error::new(Code::Usage, "is an object, no tensor");
+                Err(self.place(&entry.name, error))
+            }
+        }
     }
 }

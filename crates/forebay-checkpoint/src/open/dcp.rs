@@ -103,7 +103,7 @@ fn chunk(region: Region, place: Place<'_>) -> Chunk {
     }
 }
 
-fn leftovers(listing: &Listing) -> impl Iterator<Item = Warning> + '_ {
+pub(super) fn leftovers(listing: &Listing) -> impl Iterator<Item = Warning> + '_ {
     listing.leftovers.iter().map(|name| Warning {
         concern: Concern::Leftover,
         text: format!("{name:?} is left from a save that did not end; it is not read"),
@@ -112,7 +112,7 @@ fn leftovers(listing: &Listing) -> impl Iterator<Item = Warning> + '_ {
 
 /// Data files that nothing refers to: from an earlier save on more ranks, or one that did not end. An empty one is what a
 /// rank without data leaves, in any save.
-fn stale_files(folder: &Path, listing: &Listing, files: &[String]) -> Vec<Warning> {
+pub(super) fn stale_files(folder: &Path, listing: &Listing, files: &[String]) -> Vec<Warning> {
     let used: BTreeSet<&str> = files.iter().map(String::as_str).collect();
     let holds_bytes =
         |name: &&String| std::fs::metadata(folder.join(name)).is_ok_and(|file| file.len() > 0);

@@ -2,8 +2,9 @@
 
 use super::Checkpoint;
 use super::files::check_span;
-use crate::model::{Chunk, DataPlace, Entry, Kind};
+use crate::model::{BLOCK_BYTES, Chunk, DataPlace, Entry, Kind};
 use forebay_error::{Code, Error, Result};
+use forebay_format::crc::crc32;
 use forebay_format::dcp::{
     ItemSpan, TensorItem, open_tensor, read_object, verify_object, verify_tensor,
 };
@@ -71,9 +72,10 @@ impl Checkpoint {
                     let sizes = &chunk.region.sizes;
                     verify_tensor(file.as_ref(), span(chunk), *dtype, sizes).map_err(at_file)
                 }
-                // Its header was checked when it was opened, and it has no checksum.
+                // Its header was checked when it was opened.
                 Kind::Tensor { .. } => Ok(()),
-            }
+            }?;
+            chunk.data.as_ref().map_or(Ok(()), |place| check_blocks(&file, place))
         };
         check().map_err(|error| self.place(&entry.name, error))
     }
@@ -97,6 +99,7 @@ impl Checkpoint {
             (file, Elements::Place(place)) => {
                 let mut bytes = zeros(place.bytes)?;
                 file.read_exact_at(&mut bytes, place.offset)?;
+                check_blocks(&file, &place)?;
                 Ok(bytes)
             }
             (file, Elements::Item(item)) => {
@@ -118,6 +121,26 @@ impl Checkpoint {
         let before = chunks.filter(|other| other.file == chunk.file && other.offset < chunk.offset);
         before.map(|other| other.offset.saturating_add(other.length)).max().unwrap_or(0)
     }
+}
+
+/// Compares the blocks of a chunk with their checksums, if it has any.
+fn check_blocks(file: &OpenFile, place: &DataPlace) -> Result<()> {
+    let mut done = 0;
+    for &crc in &place.crcs {
+        let len = BLOCK_BYTES.min(place.bytes.saturating_sub(done));
+        let mut block = zeros(len)?;
+        let offset = place.offset.saturating_add(done);
+        file.read_exact_at(&mut block, offset)?;
+        let found = crc32(&block);
+        if found != crc {
+            let what = format!(
+                "{len} bytes at byte {offset} have the checksum {found:08x}, {crc:08x} was written"
+            );
+            return Err(Error::new(Code::Checksum, what).at(shown(&file.path)));
+        }
+        done += len;
+    }
+    Ok(())
 }
 
 pub(super) fn span(chunk: &Chunk) -> ItemSpan<'_> {

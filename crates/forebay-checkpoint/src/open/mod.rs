@@ -2,6 +2,7 @@
 //!
 //! | origin | known by | read from |
 //! | --- | --- | --- |
+//! | Forebay | a line in `.metadata` that names a manifest | the manifest |
 //! | torch's distributed checkpoint | `.metadata` | that file; items are opened when they are read |
 //! | torch's Hugging Face storage writer | `DCP_SHARDING_INFO` in safetensors headers | all headers |
 //!
@@ -15,11 +16,14 @@ mod dcp;
 mod files;
 mod hf;
 mod item;
+mod ours;
 mod verify;
 
 pub use catalog::{Opened, open_model};
+pub(crate) use ours::{manifest, seal};
 pub use verify::{Finding, Verdict};
 
+use crate::manifest::Info;
 use crate::model::{DataFile, Entry};
 use files::DataFolder;
 use forebay_error::{Code, Error, Result};
@@ -39,6 +43,8 @@ pub enum Origin {
     },
     /// torch's Hugging Face storage writer, without consolidation.
     HfShards,
+    /// Forebay: read by its manifest.
+    Forebay(Box<Info>),
 }
 
 /// What kind of thing a warning is about.
@@ -91,6 +97,8 @@ pub struct Checkpoint {
     pub attributes: Vec<(String, PlainObject)>,
     /// What is worth telling.
     pub warnings: Vec<Warning>,
+    /// CRC-32 of each data file, where it is known.
+    pub(crate) file_crcs: Vec<Option<u32>>,
     folder: DataFolder,
     /// Places in `entries`, sorted by name.
     by_name: Vec<u32>,
@@ -105,7 +113,10 @@ impl Checkpoint {
     pub fn open(folder: &Path) -> Result<Self> {
         let listing = files::list(folder)?;
         if listing.has_metadata {
-            return dcp::open(folder, &listing);
+            return match ours::open(folder, &listing)? {
+                Some(checkpoint) => Ok(checkpoint),
+                None => dcp::open(folder, &listing),
+            };
         }
         let shards = match listing.has_index || listing.safetensors.is_empty() {
             true => None,
@@ -126,8 +137,8 @@ impl Checkpoint {
         let mut by_name: Vec<u32> = (0..count).collect();
         by_name.sort_by_key(|&at| entries.get(at as usize).map(|entry| entry.name.as_str()));
         let folder = DataFolder::new(folder, files.len());
-        let attributes = Vec::new();
-        Ok(Self { origin, entries, files, attributes, warnings, folder, by_name })
+        let (attributes, file_crcs) = (Vec::new(), Vec::new());
+        Ok(Self { origin, entries, files, attributes, warnings, file_crcs, folder, by_name })
     }
 
     /// Where it is.

@@ -57,7 +57,7 @@ impl Checkpoint {
             unchecked_bytes: 0,
         };
         for ((entry, chunk), result) in jobs.iter().zip(checked) {
-            let has_checksum = chunk.data.is_none();
+            let has_checksum = chunk.data.as_ref().is_none_or(|place| !place.crcs.is_empty());
             match result? {
                 Ok(()) if has_checksum => verdict.checked_bytes += chunk.length,
                 Ok(()) => verdict.unchecked_bytes += chunk.length,

@@ -1,0 +1,197 @@
+//! Checkpoints that are there.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use forebay_checkpoint::commit;
+use forebay_checkpoint::model::{Entry, Kind, PathStep};
+use forebay_checkpoint::open;
+use forebay_checkpoint::restore::Reader;
+use forebay_engine::{CacheChoice, LoadOptions, PathChoice};
+use forebay_tensor::Region;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+
+use super::structure::{elements, torch_name, torch_sides};
+use super::usage;
+use crate::engine::Engine;
+use crate::error::{Result, internal};
+use crate::session::Session;
+use crate::wait::interruptible;
+
+/// What is wanted: the number of an entry, offsets and sizes as torch counts them.
+type Want = (usize, Vec<u64>, Vec<u64>);
+
+/// An open checkpoint: of ours, of torch, or of torch's Hugging Face writer. It may be used in any process.
+#[pyclass(frozen, module = "forebay._native")]
+pub(crate) struct Checkpoint {
+    inner: Arc<Reader>,
+}
+
+#[pymethods]
+impl Checkpoint {
+    /// Opens a step's folder, or with `step` that step of a folder of steps.
+    #[new]
+    #[pyo3(signature = (path, *, step=None))]
+    fn new(py: Python<'_>, path: PathBuf, step: Option<u64>) -> Result<Self> {
+        let inner = interruptible(py, move |_| {
+            let path =
+                step.map_or_else(|| path.clone(), |step| path.join(commit::step_folder(step)));
+            Reader::open(&path)
+        })?;
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// `(name, path, kind, dtype, shape)` of every entry: kind 0 a tensor, 1 an object.
+    #[getter]
+    fn entries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let list = PyList::empty(py);
+        for entry in self.inner.entries() {
+            let path = path_of(py, entry)?;
+            let tuple = match &entry.kind {
+                Kind::Tensor { dtype, shape, .. } => {
+                    let shape = PyTuple::new(py, torch_sides(*dtype, shape))?;
+                    (&entry.name, path, 0, Some(torch_name(*dtype)), shape).into_pyobject(py)?
+                }
+                Kind::Object { .. } => {
+                    let none = None::<&str>;
+                    (&entry.name, path, 1, none, PyTuple::empty(py)).into_pyobject(py)?
+                }
+            };
+            list.append(tuple)?;
+        }
+        Ok(list)
+    }
+
+    /// `forebay`, `dcp` or `safetensors_shards`.
+    #[getter]
+    fn origin(&self) -> &'static str {
+        match self.inner.origin() {
+            open::Origin::Forebay(_) => "forebay",
+            open::Origin::Dcp { .. } => "dcp",
+            open::Origin::HfShards => "safetensors_shards",
+        }
+    }
+
+    /// What the manifest of one of ours says of the save as a whole; empty for others.
+    #[getter]
+    fn info<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let dict = PyDict::new(py);
+        if let open::Origin::Forebay(info) = self.inner.origin() {
+            dict.set_item("attempt", &info.attempt)?;
+            dict.set_item("run", &info.run)?;
+            dict.set_item("epoch", info.epoch)?;
+            dict.set_item("step", info.step)?;
+            dict.set_item("parent", info.parent_step)?;
+            dict.set_item("world", info.world_size)?;
+            dict.set_item("forebay", &info.forebay)?;
+            dict.set_item("torch", &info.torch)?;
+            dict.set_item("python", &info.python)?;
+            dict.set_item("host", &info.host)?;
+            dict.set_item("created", &info.created)?;
+        }
+        Ok(dict)
+    }
+
+    /// What was accepted but is worth telling.
+    #[getter]
+    fn warnings(&self) -> Vec<String> {
+        self.inner.warnings()
+    }
+
+    /// Names of files that were committed with the step.
+    #[getter]
+    fn side_files(&self) -> Vec<String> {
+        self.inner.side_files()
+    }
+
+    /// Regions in which a tensor is stored: `(offsets, sizes)`.
+    fn chunks(&self, name: &str) -> Result<Vec<(Vec<u64>, Vec<u64>)>> {
+        let entry = self.inner.entry(name)?;
+        let Kind::Tensor { dtype, chunks, .. } = &entry.kind else { return Ok(Vec::new()) };
+        let sides = |region: &Region| {
+            (torch_sides(*dtype, &region.offsets), torch_sides(*dtype, &region.sizes))
+        };
+        Ok(chunks.iter().map(|chunk| sides(&chunk.region)).collect())
+    }
+
+    /// Starts to load regions: `wants` are `(number of the entry, offsets, sizes)`. Returns `(order, session)`: target `i` of
+    /// the session is `wants[order[i]]`, row-major.
+    #[pyo3(signature = (engine, wants, *, threads=None, path="auto", cache="auto"))]
+    fn start(
+        &self,
+        py: Python<'_>,
+        engine: &Engine,
+        wants: Vec<Want>,
+        threads: Option<usize>,
+        path: &str,
+        cache: &str,
+    ) -> Result<(Vec<usize>, Session)> {
+        let engine = engine.shared()?;
+        let options = LoadOptions {
+            threads,
+            path: PathChoice::parse(path)?,
+            cache: CacheChoice::parse(cache)?,
+        };
+        let reader = self.inner.clone();
+        interruptible(py, move |_| {
+            let mut regions = Vec::with_capacity(wants.len());
+            for (number, offsets, sizes) in wants {
+                let entry = reader.entries().get(number);
+                let entry = entry.ok_or_else(|| usage(format!("there is no entry {number}")))?;
+                let Kind::Tensor { dtype, .. } = &entry.kind else {
+                    return Err(usage("an object is read with object()").at(&entry.name));
+                };
+                let region = Region::new(elements(*dtype, offsets), elements(*dtype, sizes))?;
+                regions.push((number, region));
+            }
+            let selected = reader.select(&regions)?;
+            let (order, plan) = selected.plan(engine.config().piece_bytes)?;
+            let needs = plan.needs();
+            let sources = forebay_engine::sources_of(&selected.model.files)?;
+            let session = engine.start(plan, sources, options)?;
+            Ok((order, needs, session))
+        })
+        .map(|(order, needs, session)| (order, Session::new(session, needs)))
+    }
+
+    /// An object's item: an archive of `torch.save`, compared with its checksum where there is one.
+    fn object<'py>(&self, py: Python<'py>, name: String) -> Result<Bound<'py, PyBytes>> {
+        let reader = self.inner.clone();
+        let bytes = interruptible(py, move |_| reader.object_bytes(&name))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// An object that is plain data, as JSON text (tuples as lists). Errors: `forbidden_global` or `unsupported` for others.
+    fn object_json(&self, py: Python<'_>, name: String) -> Result<String> {
+        let reader = self.inner.clone();
+        interruptible(py, move |_| reader.object_json(&name))
+    }
+
+    /// A file that was committed with the step.
+    fn side_file<'py>(&self, py: Python<'py>, name: String) -> Result<Bound<'py, PyBytes>> {
+        let reader = self.inner.clone();
+        let bytes = interruptible(py, move |_| reader.side_file(&name))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// An object that is plain data, as Python has it.
+    fn object_value<'py>(&self, py: Python<'py>, name: String) -> Result<Bound<'py, PyAny>> {
+        let text = self.object_json(py, name)?;
+        let json = py.import("json").map_err(PyErr::from)?;
+        let value = json.getattr("loads").and_then(|loads| loads.call1((text,)));
+        value.map_err(|_| internal("an object's JSON cannot be read"))
+    }
+}
+
+fn path_of<'py>(py: Python<'py>, entry: &Entry) -> PyResult<Bound<'py, PyTuple>> {
+    let steps: PyResult<Vec<Bound<'py, PyAny>>> = entry
+        .path
+        .iter()
+        .map(|step| match step {
+            PathStep::Key(key) => Ok(key.into_pyobject(py)?.into_any()),
+            PathStep::Index(index) => Ok(index.into_pyobject(py)?.into_any()),
+        })
+        .collect();
+    PyTuple::new(py, steps?)
+}

@@ -52,7 +52,8 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0.path()).status();
+        // Lazily: a process that another test forks at this moment has our descriptors until it execs.
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
     }
 }
 

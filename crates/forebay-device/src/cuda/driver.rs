@@ -1,8 +1,9 @@
 //! The table of driver functions. **unsafe** lives here: foreign calls, and nothing else.
 //!
 //! Every symbol is looked up once, by its versioned name from cuda.h of CUDA 12 and 13, and stored as a plain function
-//! pointer; a library that lacks one gives `error[no_device]` naming it. Each foreign call is wrapped by one method
-//! that turns its code into an [`Error`].
+//! pointer; a library that lacks one gives `error[no_device]` naming it. Those for kernels are optional: without them
+//! the rest works ([`Driver::has_kernels`]). Each foreign call is wrapped by one method that turns its code into an
+//! [`Error`].
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
@@ -40,6 +41,14 @@ handle!(
     /// `CUevent`.
     RawEvent
 );
+handle!(
+    /// `CUmodule`.
+    RawModule
+);
+handle!(
+    /// `CUfunction`.
+    RawFunction
+);
 
 /// `CUDA_MEMCPY2D_v2` of cuda.h, field by field.
 #[repr(C)]
@@ -71,11 +80,15 @@ const EVENT_FLAGS: c_uint = 1 | 2;
 const ERROR_NOT_READY: Status = 600;
 
 macro_rules! table {
-    ($($field:ident = $symbol:literal: fn($($argument:ty),*);)+) => {
+    (
+        required { $($field:ident = $symbol:literal: fn($($argument:ty),*);)+ }
+        optional { $($extra:ident = $extra_symbol:literal: fn($($extra_argument:ty),*);)+ }
+    ) => {
         /// The driver's functions.
         pub(super) struct Driver {
             _library: libloading::Library,
             $($field: unsafe extern "C" fn($($argument),*) -> Status,)+
+            $($extra: Option<unsafe extern "C" fn($($extra_argument),*) -> Status>,)+
         }
 
         impl Driver {
@@ -94,44 +107,64 @@ macro_rules! table {
                             .hint("update the NVIDIA driver; 525 or newer is needed")
                     })?;
                 )+
-                Ok(Self { _library: library, $($field,)+ })
+                $(
+                    // SAFETY: as above.
+                    let $extra = unsafe {
+                        library.get::<unsafe extern "C" fn($($extra_argument),*) -> Status>(
+                            concat!($extra_symbol, "\0").as_bytes(),
+                        )
+                    }
+                    .ok()
+                    .map(|symbol| *symbol);
+                )+
+                Ok(Self { _library: library, $($field,)+ $($extra,)+ })
             }
         }
     };
 }
 
 table! {
-    init = "cuInit": fn(c_uint);
-    driver_get_version = "cuDriverGetVersion": fn(*mut c_int);
-    get_error_string = "cuGetErrorString": fn(Status, *mut *const c_char);
-    device_get_count = "cuDeviceGetCount": fn(*mut c_int);
-    device_get = "cuDeviceGet": fn(*mut DeviceHandle, c_int);
-    device_get_name = "cuDeviceGetName": fn(*mut c_char, c_int, DeviceHandle);
-    device_get_uuid = "cuDeviceGetUuid_v2": fn(*mut [u8; 16], DeviceHandle);
-    device_get_pci_bus_id = "cuDeviceGetPCIBusId": fn(*mut c_char, c_int, DeviceHandle);
-    device_get_attribute = "cuDeviceGetAttribute": fn(*mut c_int, c_int, DeviceHandle);
-    primary_ctx_retain = "cuDevicePrimaryCtxRetain": fn(*mut Context, DeviceHandle);
-    ctx_set_current = "cuCtxSetCurrent": fn(Context);
-    ctx_get_current = "cuCtxGetCurrent": fn(*mut Context);
-    exchange_capture_mode = "cuThreadExchangeStreamCaptureMode": fn(*mut c_int);
-    mem_get_info = "cuMemGetInfo_v2": fn(*mut usize, *mut usize);
-    mem_alloc = "cuMemAlloc_v2": fn(*mut u64, usize);
-    mem_free = "cuMemFree_v2": fn(u64);
-    mem_get_address_range = "cuMemGetAddressRange_v2": fn(*mut u64, *mut usize, u64);
-    mem_host_register = "cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint);
-    mem_host_unregister = "cuMemHostUnregister": fn(*mut c_void);
-    memcpy_h2d_async = "cuMemcpyHtoDAsync_v2": fn(u64, *const c_void, usize, RawStream);
-    memcpy_d2h_async = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, u64, usize, RawStream);
-    memcpy_2d_async = "cuMemcpy2DAsync_v2": fn(*const Memcpy2d, RawStream);
-    stream_create = "cuStreamCreate": fn(*mut RawStream, c_uint);
-    stream_destroy = "cuStreamDestroy_v2": fn(RawStream);
-    stream_synchronize = "cuStreamSynchronize": fn(RawStream);
-    stream_wait_event = "cuStreamWaitEvent": fn(RawStream, RawEvent, c_uint);
-    event_create = "cuEventCreate": fn(*mut RawEvent, c_uint);
-    event_destroy = "cuEventDestroy_v2": fn(RawEvent);
-    event_record = "cuEventRecord": fn(RawEvent, RawStream);
-    event_query = "cuEventQuery": fn(RawEvent);
-    event_synchronize = "cuEventSynchronize": fn(RawEvent);
+    required {
+        init = "cuInit": fn(c_uint);
+        driver_get_version = "cuDriverGetVersion": fn(*mut c_int);
+        get_error_string = "cuGetErrorString": fn(Status, *mut *const c_char);
+        device_get_count = "cuDeviceGetCount": fn(*mut c_int);
+        device_get = "cuDeviceGet": fn(*mut DeviceHandle, c_int);
+        device_get_name = "cuDeviceGetName": fn(*mut c_char, c_int, DeviceHandle);
+        device_get_uuid = "cuDeviceGetUuid_v2": fn(*mut [u8; 16], DeviceHandle);
+        device_get_pci_bus_id = "cuDeviceGetPCIBusId": fn(*mut c_char, c_int, DeviceHandle);
+        device_get_attribute = "cuDeviceGetAttribute": fn(*mut c_int, c_int, DeviceHandle);
+        primary_ctx_retain = "cuDevicePrimaryCtxRetain": fn(*mut Context, DeviceHandle);
+        ctx_set_current = "cuCtxSetCurrent": fn(Context);
+        ctx_get_current = "cuCtxGetCurrent": fn(*mut Context);
+        exchange_capture_mode = "cuThreadExchangeStreamCaptureMode": fn(*mut c_int);
+        mem_get_info = "cuMemGetInfo_v2": fn(*mut usize, *mut usize);
+        mem_alloc = "cuMemAlloc_v2": fn(*mut u64, usize);
+        mem_free = "cuMemFree_v2": fn(u64);
+        mem_get_address_range = "cuMemGetAddressRange_v2": fn(*mut u64, *mut usize, u64);
+        mem_host_register = "cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint);
+        mem_host_unregister = "cuMemHostUnregister": fn(*mut c_void);
+        memcpy_h2d_async = "cuMemcpyHtoDAsync_v2": fn(u64, *const c_void, usize, RawStream);
+        memcpy_d2h_async = "cuMemcpyDtoHAsync_v2": fn(*mut c_void, u64, usize, RawStream);
+        memcpy_2d_async = "cuMemcpy2DAsync_v2": fn(*const Memcpy2d, RawStream);
+        stream_create = "cuStreamCreate": fn(*mut RawStream, c_uint);
+        stream_destroy = "cuStreamDestroy_v2": fn(RawStream);
+        stream_synchronize = "cuStreamSynchronize": fn(RawStream);
+        stream_wait_event = "cuStreamWaitEvent": fn(RawStream, RawEvent, c_uint);
+        event_create = "cuEventCreate": fn(*mut RawEvent, c_uint);
+        event_destroy = "cuEventDestroy_v2": fn(RawEvent);
+        event_record = "cuEventRecord": fn(RawEvent, RawStream);
+        event_query = "cuEventQuery": fn(RawEvent);
+        event_synchronize = "cuEventSynchronize": fn(RawEvent);
+    }
+    optional {
+        module_load_data = "cuModuleLoadData": fn(*mut RawModule, *const c_void);
+        module_get_function = "cuModuleGetFunction": fn(*mut RawFunction, RawModule, *const c_char);
+        launch_kernel = "cuLaunchKernel": fn(
+            RawFunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, RawStream,
+            *mut *mut c_void, *mut *mut c_void
+        );
+    }
 }
 
 /// The driver, opened and initialised at the first call; the same error again and again where there is none.
@@ -139,14 +172,14 @@ pub(super) fn driver() -> Result<&'static Driver> {
     static DRIVER: OnceLock<Result<Driver>> = OnceLock::new();
     match DRIVER.get_or_init(open) {
         Ok(driver) => Ok(driver),
-        Err(error) => {
-            let mut again = Error::new(error.code(), error.what());
-            for hint in error.hints() {
-                again = again.hint(hint);
-            }
-            Err(again)
-        }
+        Err(error) => Err(repeated(error)),
     }
+}
+
+/// A kept error once more, without its cause.
+pub(super) fn repeated(error: &Error) -> Error {
+    let again = Error::new(error.code(), error.what());
+    error.hints().iter().fold(again, |again, hint| again.hint(hint))
 }
 
 fn open() -> Result<Driver> {
@@ -440,6 +473,53 @@ impl Driver {
         let status = unsafe { (self.event_synchronize)(event) };
         self.check(status, "cuEventSynchronize")
     }
+
+    /// Whether the library has what kernels need.
+    pub(super) fn has_kernels(&self) -> bool {
+        self.module_load_data.is_some()
+            && self.module_get_function.is_some()
+            && self.launch_kernel.is_some()
+    }
+
+    /// Translates PTX for the current context's device; the module stays for as long as the context does.
+    pub(super) fn load_module(&self, ptx: &CStr) -> Result<RawModule> {
+        let load = self.module_load_data.ok_or_else(|| lacks("cuModuleLoadData"))?;
+        let mut module = RawModule(ptr::null_mut());
+        // SAFETY: the pointer is valid for the call, and PTX is text that ends with NUL.
+        let status = unsafe { load(&mut module, ptx.as_ptr().cast()) };
+        self.check(status, "cuModuleLoadData").map(|()| module)
+    }
+
+    pub(super) fn function(&self, module: RawModule, name: &CStr) -> Result<RawFunction> {
+        let get = self.module_get_function.ok_or_else(|| lacks("cuModuleGetFunction"))?;
+        let mut function = RawFunction(ptr::null_mut());
+        // SAFETY: modules are never unloaded; the pointer and the name are valid for the call.
+        let status = unsafe { get(&mut function, module, name.as_ptr()) };
+        self.check(status, "cuModuleGetFunction").map(|()| function)
+    }
+
+    /// Queues a kernel of `grid` CTAs of `block` threads, without dynamic shared memory.
+    ///
+    /// # Safety
+    /// `parameters` point to values of the types of the kernel's parameters, in their order and number; the driver
+    /// copies them during the call. What the kernel does with them is allowed until the stream has run it.
+    pub(super) unsafe fn launch(
+        &self,
+        function: RawFunction,
+        (grid, block): (u32, u32),
+        stream: RawStream,
+        parameters: &mut [*mut c_void],
+    ) -> Result<()> {
+        let launch = self.launch_kernel.ok_or_else(|| lacks("cuLaunchKernel"))?;
+        let (place, none) = (parameters.as_mut_ptr(), ptr::null_mut());
+        // SAFETY: by this method's own contract; the function's module is never unloaded.
+        let status = unsafe { launch(function, grid, 1, 1, block, 1, 1, 0, stream, place, none) };
+        self.check(status, "cuLaunchKernel")
+    }
+}
+
+fn lacks(symbol: &str) -> Error {
+    Error::new(Code::Device, format!("the CUDA driver lacks {symbol}"))
 }
 
 fn text_of(text: &[c_char]) -> String {

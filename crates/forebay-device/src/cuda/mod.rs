@@ -1,9 +1,12 @@
 //! CUDA through the driver library, opened at run time.
 
+mod checksum;
 mod driver;
+mod kernel_scratch;
 mod memory;
 mod stream;
 
+pub use checksum::{CHECKSUM_BLOCK_BYTES_MAX, ChecksumKernel, Pending};
 pub use memory::{DeviceBuffer, Registration};
 pub use stream::{Event, Stream};
 
@@ -32,6 +35,7 @@ pub struct CudaDevice {
     numa_node: Option<u32>,
     max_pitch: u64,
     read_only_registration: bool,
+    checksum: OnceLock<checksum::Cached>,
 }
 
 /// Devices opened so far, by ordinal: opening one twice gives the same object.
@@ -91,6 +95,7 @@ impl CudaDevice {
             max_pitch: attribute(attribute::MAX_PITCH)?.max(0) as u64,
             read_only_registration: attribute(attribute::READ_ONLY_HOST_REGISTER_SUPPORTED)
                 .is_ok_and(|value| value != 0),
+            checksum: OnceLock::new(),
             context: driver.retain_primary_context(device)?,
         })
     }

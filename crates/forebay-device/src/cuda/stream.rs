@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_error::Result;
 
 use super::CudaDevice;
-use super::driver::{RawEvent, RawStream};
+use super::driver::{RawEvent, RawFunction, RawStream};
 
 /// A stream of the device that does not wait for the default stream.
 pub struct Stream {
@@ -52,6 +52,25 @@ impl Stream {
     pub unsafe fn copy_to_host(&self, host: usize, device: u64, len: u64) -> Result<()> {
         // SAFETY: by this method's own contract.
         unsafe { self.device.driver.copy_to_host(host, device, len as usize, self.raw) }
+    }
+
+    /// Queues a kernel of (CTAs, threads a CTA).
+    ///
+    /// # Safety
+    /// As [`Driver::launch`](super::driver::Driver::launch); the function is of this device.
+    pub(super) unsafe fn launch(
+        &self,
+        function: RawFunction,
+        shape: (u32, u32),
+        parameters: &mut [*mut c_void],
+    ) -> Result<()> {
+        // SAFETY: by this method's own contract.
+        unsafe { self.device.driver.launch(function, shape, self.raw, parameters) }
+    }
+
+    /// The device that it belongs to.
+    pub(super) fn device(&self) -> &Arc<CudaDevice> {
+        &self.device
     }
 
     /// Queues a copy of `rows` rows of `width` bytes. `device` and `host` are (address, bytes from row to row).

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use forebay_error::{Code, Error};
+use forebay_format::Stored;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -36,7 +37,7 @@ impl Model {
     #[staticmethod]
     fn open(py: Python<'_>, mut paths: Vec<PathBuf>, listed: bool) -> Result<Self> {
         let model = interruptible(py, move |_| match (listed, paths.pop()) {
-            (false, Some(path)) => forebay_format::open_model(&path),
+            (false, Some(path)) => forebay_checkpoint::open::open_model(&path)?.resolve_all(),
             (_, last) => {
                 paths.extend(last);
                 forebay_format::open_files(&paths)
@@ -127,6 +128,9 @@ impl Model {
         let Some(file) = self.inner.files.get(entry.file) else {
             return Err(internal("no such file number"));
         };
+        if entry.stored != Stored::Run {
+            return Ok(false);
+        }
         if entry.bytes == 0 {
             return Ok(true);
         }

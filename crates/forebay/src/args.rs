@@ -73,7 +73,7 @@ pub(crate) enum Bench {
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct LoadArgs {
-    /// A safetensors file, an index, or a folder that holds a model
+    /// A safetensors or torch.save file, an index, or a folder that holds a model or a checkpoint
     #[arg(value_name = "PATH")]
     pub(crate) model: PathBuf,
     /// Where to: cuda:N, GPU-UUID or host [default: cuda:0 if there is a GPU, else host]
@@ -141,7 +141,7 @@ pub(crate) struct EngineArgs {
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct InspectArgs {
-    /// A safetensors file, an index, or a folder that holds a model
+    /// A safetensors or torch.save file, an index, or a folder that holds a model or a checkpoint
     #[arg(value_name = "PATH")]
     pub(crate) model: PathBuf,
     /// Add the SHA-256 of each tensor's row-major bytes (reads the whole model once)

@@ -1,16 +1,26 @@
-//! `forebay inspect`: what a model holds. Reads headers; with `--digest` every byte of the tensors, once.
+//! `forebay inspect`: what a model or a checkpoint holds. Reads headers; with `--digest` every byte of the tensors.
 //!
 //! JSON: `{"format", "metadata": {key: value}, "tensors": [{"name", "dtype", "shape", "file", "offset", "bytes",
-//! "sha256"?}]}`, tensors in the order of (file, offset). `file` is relative to the model's folder, `offset` counts
-//! from the start of that file, `sha256` is over the tensor's row-major bytes as stored.
+//! "sha256"?}], "objects"?: [..]}`, tensors in the order of (file, offset). `file` is relative to the model's folder,
+//! `offset` counts from the start of that file, `sha256` is over the tensor's row-major bytes. Of a checkpoint file and
+//! offset are those of the tensor's first item; the digest is of the whole tensor, put together.
+//!
+//! `objects` is there for formats that hold more than tensors: `{"name", "type", "value"}` for plain data, in the order of
+//! the format, `{"name", "type", "opaque": why}` for what has no JSON form or would have to be executed, and
+//! `{"name", "error": code, "what"}` for what cannot be read.
 
+use std::collections::HashSet;
+
+use forebay_checkpoint::open::{Opened, open_model};
 use forebay_error::Result;
-use forebay_format::{Catalog, TensorEntry, open_model};
+use forebay_format::torch_zip::{PlainObject, PlainValue};
+use forebay_format::{Catalog, Format, TensorEntry};
 use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde_json::value::RawValue;
 
 use crate::args::InspectArgs;
 use crate::console::{Console, clean};
-use crate::select::matching;
+use crate::select::{compile, matching};
 use crate::units::{count, decimal};
 use crate::verify;
 
@@ -22,6 +32,24 @@ struct Inspection<'a> {
     format: &'a str,
     metadata: Metadata<'a>,
     tensors: Vec<Row<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    objects: Option<Vec<ObjectRow>>,
+}
+
+/// A value that is no tensor.
+#[derive(serde::Serialize)]
+struct ObjectRow {
+    name: String,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    python_type: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<Box<RawValue>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    opaque: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    what: Option<String>,
 }
 
 /// Text metadata, in the order of the file.
@@ -51,29 +79,73 @@ impl Serialize for Metadata<'_> {
 
 /// Runs the command.
 pub(crate) fn run(args: &InspectArgs, console: &Console) -> Result<()> {
-    let model = open_model(&args.model)?;
-    for warning in &model.catalog.warnings {
+    let opened = open_model(&args.model)?;
+    let catalog = &opened.listing.catalog;
+    for warning in &catalog.warnings {
         console.warning(warning);
     }
     let picked = match args.names.is_empty() {
-        true => (0..model.catalog.tensors.len()).collect(),
-        false => matching(&model.catalog, &args.names)?,
+        true => (0..catalog.tensors.len()).collect(),
+        false => matching(catalog, &args.names)?,
     };
     let mut digests = match args.digest {
-        true => verify::digests(&model, &picked, console)?,
+        true => digests(&opened, &picked, console)?,
         false => Vec::new(),
     }
     .into_iter();
-    let catalog = &model.catalog;
     let entries = picked.iter().filter_map(|&index| catalog.tensors.get(index));
     let inspection = Inspection {
         format: catalog.format.name(),
         metadata: Metadata(&catalog.metadata),
         tensors: entries.map(|entry| row(catalog, entry, digests.next())).collect(),
+        objects: objects(&opened, &args.names)?,
     };
     match console.is_json() {
         true => console.json(&inspection),
         false => console.print(|out| print(out, &inspection, catalog)),
+    }
+}
+
+fn digests(opened: &Opened, picked: &[usize], console: &Console) -> Result<Vec<String>> {
+    let tensors = picked.iter().filter_map(|&index| opened.listing.catalog.tensors.get(index));
+    let names: HashSet<&str> = tensors.map(|entry| entry.name.as_str()).collect();
+    let model = opened.resolve(|name| names.contains(name))?;
+    verify::digests(&model, picked, console)
+}
+
+/// The values that are no tensors and whose names match; `None` for formats that have none.
+fn objects(opened: &Opened, patterns: &[String]) -> Result<Option<Vec<ObjectRow>>> {
+    if opened.listing.catalog.format == Format::Safetensors {
+        return Ok(None);
+    }
+    let set = compile(patterns)?;
+    let found = opened.objects(|name| patterns.is_empty() || set.is_match(name));
+    Ok(Some(found.into_iter().map(|(name, object)| object_row(name, object)).collect()))
+}
+
+fn object_row(name: String, object: Result<PlainObject>) -> ObjectRow {
+    let empty =
+        ObjectRow { name, python_type: None, value: None, opaque: None, error: None, what: None };
+    let object = match object {
+        Ok(object) => object,
+        Err(error) => {
+            return ObjectRow {
+                error: Some(error.code().as_str()),
+                what: Some(error.to_string()),
+                ..empty
+            };
+        }
+    };
+    let row = ObjectRow { python_type: Some(object.python_type), ..empty };
+    match object.value {
+        // As it is: numbers may be longer than 64 bits.
+        PlainValue::Json(json) => match RawValue::from_string(json) {
+            Ok(value) => ObjectRow { value: Some(value), ..row },
+            Err(error) => ObjectRow { opaque: Some(error.to_string()), ..row },
+        },
+        PlainValue::Opaque(why) | PlainValue::Forbidden(why) => {
+            ObjectRow { opaque: Some(why), ..row }
+        }
     }
 }
 
@@ -106,9 +178,7 @@ fn print(
         count(catalog.files.len(), "file"),
     )?;
     for (key, value) in inspection.metadata.0 {
-        let shown: String = value.chars().take(VALUE_CHARS).collect();
-        let dots = if shown.len() < value.len() { "..." } else { "" };
-        writeln!(out, "  {}: {}{dots}", clean(key), clean(&shown))?;
+        writeln!(out, "  {}: {}", clean(key), clean(&shortened(value)))?;
     }
     let cells: Vec<[String; 5]> = rows
         .iter()
@@ -135,5 +205,28 @@ fn print(
             None => writeln!(out)?,
         }
     }
+    print_objects(out, inspection.objects.as_deref().unwrap_or_default())
+}
+
+fn print_objects(out: &mut dyn std::io::Write, objects: &[ObjectRow]) -> std::io::Result<()> {
+    if !objects.is_empty() {
+        writeln!(out, "{}", count(objects.len(), "object"))?;
+    }
+    for row in objects {
+        let kind = row.python_type.as_deref().unwrap_or("?");
+        let value = match (&row.value, &row.opaque, &row.what) {
+            (Some(value), _, _) => shortened(value.get()),
+            (_, Some(why), _) => format!("not shown: {}", shortened(why)),
+            (_, _, what) => format!("not read: {}", what.as_deref().unwrap_or_default()),
+        };
+        writeln!(out, "{}  {}  {}", clean(&row.name), clean(kind), clean(&value))?;
+    }
     Ok(())
+}
+
+/// The start of a text, and dots where there is more.
+fn shortened(text: &str) -> String {
+    let shown: String = text.chars().take(VALUE_CHARS).collect();
+    let dots = if shown.len() < text.len() { "..." } else { "" };
+    format!("{shown}{dots}")
 }

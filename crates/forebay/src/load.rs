@@ -1,9 +1,11 @@
 //! `forebay load`: opens the model, chooses, checks digests that were asked for, allocates, loads, measures the limit,
 //! and reports. Nothing outlives the command: it is a way to see what a load does on this machine.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_checkpoint::open::{Opened, open_model};
 use forebay_device::Device;
 use forebay_device::cuda::CudaDevice;
 use forebay_engine::{
@@ -11,7 +13,7 @@ use forebay_engine::{
     sources_of,
 };
 use forebay_error::Result;
-use forebay_format::{Catalog, Model, hex, open_model};
+use forebay_format::{Catalog, Format, Model, hex};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::args::{EngineArgs, LoadArgs};
@@ -37,10 +39,11 @@ pub(crate) struct Job {
 /// Runs the command.
 pub(crate) fn run(args: &LoadArgs, console: &Console) -> Result<()> {
     let started = Instant::now();
-    let model = open_model(&args.model)?;
+    let opened = open_model(&args.model)?;
+    let choice = choose(&opened.listing.catalog, &args.select)?;
+    let model = resolve(&opened, &choice.wanted)?;
     let open_seconds = started.elapsed().as_secs_f64();
     let mut warnings = model.catalog.warnings.clone();
-    let choice = choose(&model.catalog, &args.select)?;
     let device = open_device(args.device.as_deref())?;
     let (engine, options) = configure(&args.engine, &device);
     let selection = Selection::new(&model.catalog, choice.wanted)?;
@@ -69,13 +72,15 @@ pub(crate) fn run(args: &LoadArgs, console: &Console) -> Result<()> {
         true => Some(digests(&model.catalog, &wanted, &targets)?),
         false => None,
     };
+    let tensors: Vec<usize> = wanted.iter().map(|want| want.tensor).collect();
+    let checksums = verify::checksums(&model, &tensors, console)?;
     model.check_unchanged()?;
     let threads = loads.last().map_or(1, |run| run.threads);
     let (limit, limit_unknown) = measure_limit(&device, threads, job.plan.bytes());
     for run in &mut loads {
         run.share_of_limit = limit.as_ref().map(|limit| run.gb_per_s / limit.gb_per_s);
     }
-    let (verified, not_verified) = verdicts(&model, &checked, loads.last());
+    let (verified, not_verified) = verdicts(&model, &checked, checksums, loads.last());
     let report = LoadReport {
         model: args.model.display().to_string(),
         format: model.catalog.format.name(),
@@ -98,6 +103,14 @@ pub(crate) fn run(args: &LoadArgs, console: &Console) -> Result<()> {
         true => console.json(&report),
         false => console.print(|out| report::print(out, &report)),
     }
+}
+
+/// The model with the tensors that are wanted ready to be read.
+fn resolve(opened: &Opened, wanted: &[Wanted]) -> Result<Model> {
+    let tensors = &opened.listing.catalog.tensors;
+    let entries = wanted.iter().filter_map(|want| tensors.get(want.tensor));
+    let names: HashSet<&str> = entries.map(|entry| entry.name.as_str()).collect();
+    opened.resolve(|name| names.contains(name))
 }
 
 /// The limit, or why there is none. A limit that cannot be measured does not make the load a failure.
@@ -196,19 +209,30 @@ fn digests(catalog: &Catalog, wanted: &[Wanted], targets: &Targets) -> Result<Ve
     })
 }
 
-/// What was verified, and what could not be.
-fn verdicts(model: &Model, checked: &[String], run: Option<&Run>) -> (Vec<String>, Vec<String>) {
+/// What was verified, and what could not be. `checksums` are those that the format keeps: how many, and of how many bytes.
+fn verdicts(
+    model: &Model,
+    checked: &[String],
+    checksums: (usize, u64),
+    run: Option<&Run>,
+) -> (Vec<String>, Vec<String>) {
     let files = model.files.len();
-    let mut verified = vec![format!(
-        "headers and sizes of {}, by the rules of the safetensors library",
-        count(files, "file")
-    )];
+    let rules = match model.catalog.format {
+        Format::Safetensors => "headers and sizes of {}, by the rules of the safetensors library",
+        _ => "headers, places and sizes of what was loaded from {}",
+    };
+    let mut verified = vec![rules.replace("{}", &count(files, "file"))];
     if let Some(run) = run {
         let same = count(run.files_unchanged, "file");
         verified.push(format!("{same} unchanged during the load (size, mtime, ctime)"));
     }
+    if checksums.0 > 0 {
+        let (number, bytes) = (count(checksums.0, "stored checksum"), binary(checksums.1));
+        verified.push(format!("{number} (CRC-32) of {bytes}, by a second look at the files"));
+    }
     verified.extend(checked.iter().map(|file| format!("SHA-256 of {file}, as expected")));
-    let not_verified = match checked.len() < files {
+    let has_none = matches!(model.catalog.format, Format::Safetensors | Format::SafetensorsShards);
+    let not_verified = match has_none && checked.len() < files {
         true => vec![
             "the tensors' bytes: plain safetensors carry no checksum (`--expect-sha256` compares \
              files with published ones)"

@@ -184,7 +184,8 @@ pub(crate) fn matching(catalog: &Catalog, patterns: &[String]) -> Result<Vec<usi
     }
 }
 
-fn compile(patterns: &[String]) -> Result<GlobSet> {
+/// One matcher of all the patterns.
+pub(crate) fn compile(patterns: &[String]) -> Result<GlobSet> {
     let bad = |error: globset::Error| {
         Error::new(Code::Usage, "the pattern is not understood")
             .with_source(error)

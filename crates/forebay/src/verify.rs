@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use forebay_error::{Code, Error, Result};
-use forebay_format::{Model, OpenFile, hex, sha256_extent};
+use forebay_format::{Model, OpenFile, hex, read_tensor, verify_checks};
 use sha2::{Digest, Sha256};
 
 use crate::console::Console;
@@ -106,22 +106,45 @@ fn sha256_of_file(open: &OpenFile, progress: &Progress) -> Result<String> {
     Ok(hex(&hasher.finalize()))
 }
 
-/// SHA-256 of every one of these tensors, in hexadecimal digits, each byte read once.
+/// SHA-256 of every one of these tensors, in hexadecimal digits. Bytes whose checksum the format keeps are compared with
+/// it first, so that no digest is one of damaged bytes.
 pub(crate) fn digests(model: &Model, tensors: &[usize], console: &Console) -> Result<Vec<String>> {
+    checksums(model, tensors, console)?;
     let entries = || tensors.iter().filter_map(|&index| model.catalog.tensors.get(index));
     let total = entries().fold(0_u64, |sum, entry| sum.saturating_add(entry.bytes));
     let progress = Progress::new(console, "hashing", total);
     let jobs: Vec<_> = entries().collect();
     let digests = parallel::map(&jobs, forebay_topology::worker_cpus(), |_, entry| {
-        let file = model.files.get(entry.file);
-        let file = file.ok_or_else(|| Error::new(Code::Internal, "a tensor without a file"))?;
-        let digest = sha256_extent(file, entry.offset, entry.bytes)
-            .map_err(|error| error.at(format!("tensor {:?}", entry.name)))?;
-        progress.add(entry.bytes);
-        Ok(hex(&digest))
+        let mut hasher = Sha256::new();
+        read_tensor(&model.files, entry, |bytes| {
+            hasher.update(bytes);
+            progress.add(bytes.len() as u64);
+            interrupt::check()
+        })
+        .map_err(|error| error.at(format!("tensor {:?}", entry.name)))?;
+        Ok(hex(&hasher.finalize()))
     })?;
     model.check_unchanged()?;
     Ok(digests)
+}
+
+/// Compares the bytes that these tensors lie in with the checksums that the format keeps; how many there were, and of how
+/// many bytes. Plain safetensors have none.
+pub(crate) fn checksums(
+    model: &Model,
+    tensors: &[usize],
+    console: &Console,
+) -> Result<(usize, u64)> {
+    if model.catalog.checks.is_empty() {
+        return Ok((0, 0));
+    }
+    let checks = model.catalog.checks.iter();
+    let total = checks.fold(0_u64, |sum, check| sum.saturating_add(check.bytes));
+    let progress = Progress::new(console, "checking", total);
+    verify_checks(&model.catalog, &model.files, tensors, |bytes| {
+        progress.add(bytes);
+        interrupt::check()
+    })
 }
 
 #[cfg(test)]

@@ -20,7 +20,8 @@ use std::path::Path;
 use forebay_device::Device;
 use forebay_engine::{Engine, EngineConfig, LoadOptions, PathChoice, Selection, sources_of};
 use forebay_error::{Code, Error, Result};
-use forebay_format::{Model, open_model};
+use forebay_checkpoint::open::open_model;
+use forebay_format::Model;
 use serde::Serialize;
 
 use crate::args::{BenchArgs, CacheState};
@@ -57,7 +58,7 @@ pub(crate) fn run(args: &BenchArgs, console: &Console) -> Result<()> {
             made.path()
         }
     };
-    let model = open_model(path)?;
+    let model = open_model(path)?.resolve_all()?;
     for warning in &model.catalog.warnings {
         console.warning(warning);
     }

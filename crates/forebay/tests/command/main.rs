@@ -7,6 +7,7 @@
 //! | `output` | JSON, escapes, exit codes, environment, closed pipes |
 //! | `trouble` | refusals of the kernel, strangers' files, files that change, signals |
 //! | `bench` | the benchmark makes, measures and cleans up |
+//! | `checkpoints` | checkpoints of torch and files of torch.save |
 //! | `gpu` | loads to a GPU that the simulated driver plays |
 
 #![expect(
@@ -19,6 +20,7 @@
 
 mod battery;
 mod bench;
+mod checkpoints;
 mod gpu;
 #[path = "../../../forebay-simgpu/harness.rs"]
 mod harness;

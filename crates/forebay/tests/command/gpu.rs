@@ -74,3 +74,18 @@ fn what_the_driver_refuses_is_an_error() {
         assert!(errors.contains(&format!("error[{code}]")) && errors.contains(words), "{errors}");
     }
 }
+
+#[test]
+fn strided_and_scattered_tensors_arrive_as_on_the_host() {
+    let simulator = Simulator::find();
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/cases");
+    for case in ["torch/strided.pt", "dcp/views_w1/ckpt", "dcp/mesh2x2_w4/ckpt", "dcp/zstd_w1/ckpt"]
+    {
+        let path = cases.join(case);
+        let host = crate::util::load(&path, &[]);
+        for choice in ["auto", "dma", "copy", "direct"] {
+            let report = load(&simulator, &path, &["--path", choice]);
+            assert_eq!(arrived(&report), arrived(&host), "{case}, {choice}");
+        }
+    }
+}

@@ -13,9 +13,16 @@ Places are a folder (its index decides, if it has one), an index, a file, or a l
 tensors of the framework, each with its own memory: they stay valid whatever happens to file or handle. torch and numpy
 are imported when they are first needed; `device="host"` needs numpy alone.
 
+Checkpoints of training are saved and restored by `forebay.Checkpointer`; `forebay.dcp` has storage classes for
+`torch.distributed.checkpoint`.
+
 Errors are subclasses of `forebay.Error` with a stable `code`. `last_report()` says what the last load of this thread
 did: rates, paths and why, memory, what was verified and what cannot be.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from forebay._errors import (
     AlreadyExistsError,
@@ -25,17 +32,22 @@ from forebay._errors import (
     DeadlineError,
     DeviceError,
     Error,
+    FencedError,
     FileChangedError,
+    ForbiddenGlobalError,
     ForkedError,
     InternalError,
     IoError,
+    LostCommitError,
     NoSpaceError,
     NoSuchTensorError,
+    NotCommittedError,
     NotFoundError,
     OutOfMemoryError,
     PermissionDeniedError,
     SharedTensorsError,
     SliceError,
+    StructureMismatchError,
     UnsupportedError,
     UsageError,
 )
@@ -46,26 +58,59 @@ from forebay._options import release_memory
 from forebay._report import last_report
 from forebay._save import save_file, save_model, save_sharded
 
+if TYPE_CHECKING:
+    from forebay._ckpt.checkpointer import Checkpointer
+    from forebay._ckpt.handle import SaveHandle
+    from forebay._ckpt.restoring import RestoreReport
+
+#: What needs torch, and where it is.
+_NEED_TORCH = {
+    "Checkpointer": "forebay._ckpt.checkpointer",
+    "SaveHandle": "forebay._ckpt.handle",
+    "RestoreReport": "forebay._ckpt.restoring",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs torch when it is first asked for."""
+    home = _NEED_TORCH.get(name)
+    if home is None:
+        raise AttributeError(f"module 'forebay' has no attribute {name!r}")
+    from importlib import import_module
+
+    found = getattr(import_module(home), name)
+    globals()[name] = found
+    return found
+
+
 __all__ = [
     "AlreadyExistsError",
     "CancelledError",
+    "Checkpointer",
     "ChecksumError",
     "DataError",
     "DeadlineError",
     "DeviceError",
     "Error",
+    "FencedError",
     "FileChangedError",
+    "ForbiddenGlobalError",
     "ForkedError",
     "InternalError",
     "IoError",
+    "LostCommitError",
     "NoSpaceError",
     "NoSuchTensorError",
+    "NotCommittedError",
     "NotFoundError",
     "OutOfMemoryError",
     "PermissionDeniedError",
+    "RestoreReport",
     "SafeOpen",
+    "SaveHandle",
     "SharedTensorsError",
     "SliceError",
+    "StructureMismatchError",
     "TensorSlice",
     "UnsupportedError",
     "UsageError",

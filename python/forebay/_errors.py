@@ -95,6 +95,10 @@ class SharedTensorsError(UsageError, RuntimeError):
     """Tensors to be saved share memory."""
 
 
+class StructureMismatchError(UsageError, RuntimeError):
+    """What was saved and what is asked for, or what ranks hold, is built differently."""
+
+
 class NoSuchTensorError(Error, KeyError):
     """No tensor has that name."""
 
@@ -109,6 +113,14 @@ class ChecksumError(DataError):
 
 class FileChangedError(DataError):
     """A file changed while it was in use."""
+
+
+class NotCommittedError(DataError):
+    """A checkpoint was never committed."""
+
+
+class ForbiddenGlobalError(DataError):
+    """A pickle names a class or function that is not known to be harmless."""
 
 
 class IoError(Error, OSError):
@@ -129,6 +141,14 @@ class AlreadyExistsError(IoError, FileExistsError):
 
 class NoSpaceError(IoError):
     """No space left, or a quota is used up."""
+
+
+class FencedError(IoError):
+    """A later writer has taken over."""
+
+
+class LostCommitError(IoError):
+    """Another attempt at the same step was committed first."""
 
 
 class DeadlineError(IoError, TimeoutError):
@@ -158,13 +178,18 @@ class InternalError(Error, RuntimeError):
 _BY_CODE: dict[str, type[Error]] = {
     "bad_slice": SliceError,
     "unsupported": UnsupportedError,
+    "structure_mismatch": StructureMismatchError,
     "no_such_tensor": NoSuchTensorError,
     "checksum": ChecksumError,
     "file_changed": FileChangedError,
+    "not_committed": NotCommittedError,
+    "forbidden_global": ForbiddenGlobalError,
     "not_found": NotFoundError,
     "permission_denied": PermissionDeniedError,
     "already_exists": AlreadyExistsError,
     "no_space": NoSpaceError,
+    "fenced": FencedError,
+    "lost_commit": LostCommitError,
     "out_of_memory": OutOfMemoryError,
     "no_device": DeviceError,
     "device": DeviceError,

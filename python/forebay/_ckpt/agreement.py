@@ -1,0 +1,394 @@
+"""What the ranks agree on at the first save of a structure: who writes what, without any rank knowing all of it.
+
+Each rank describes its structure: names, kinds, dtypes, global shapes, and how each tensor is cut over ranks. Meshes and
+placements are described once, not once a rank, so that ranks of one pipeline stage describe the same and have the same
+hash. Two or three messages a rank follow:
+
+1. Everyone tells the hash of its description, what went wrong here, and one checksum of its values that others should have
+   too. Rank 0 adds the run id and epoch.
+2. Where hashes or checksums differ, the lowest rank of each hash tells its description, and everyone its checksums one by
+   one. Otherwise everyone has the same description, and nothing needs to be told.
+
+From the descriptions every rank computes the same: which ranks hold a region, and which of them writes it (`share`).
+
+Values under one name that differ between ranks (a per-rank counter, a generator's state) are found by the checksums: one
+rank's value is stored, so there is one warning that names the keys and the ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from forebay._ckpt.held import Explicit, Layout, Plain
+from forebay._ckpt.meshes import MeshLayout, Region, Shape
+from forebay._ckpt.ranks import Ranks, describe, raise_any
+from forebay._ckpt.share import assign
+from forebay._errors import Error, make, quoted
+
+TENSOR, OBJECT, ALIAS = 0, 1, 2
+
+#: Names in a message.
+_SHOWN = 8
+
+
+@dataclass(slots=True)
+class Entry:
+    """One value of a description."""
+
+    kind: int
+    dtype: str | None
+    shape: Shape
+    #: The place in the description's layouts.
+    layout: int
+    #: The name that it is tied to, for an alias.
+    tied: str | None = None
+
+
+@dataclass(slots=True)
+class Description:
+    """What one rank holds, or several that hold alike."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    layouts: list[Layout] = field(default_factory=list)
+
+    def message(self) -> dict[str, Any]:
+        """The description as text and numbers, the same for the same contents."""
+        names = sorted(self.entries)
+        # Layouts in the order of their first use, so that numbering tells nothing new.
+        order: dict[int, int] = {}
+        rows = []
+        for name in names:
+            entry = self.entries[name]
+            at = order.setdefault(entry.layout, len(order))
+            rows.append([name, entry.kind, entry.dtype, entry.shape, at, entry.tied])
+        return {"rows": rows, "layouts": [_told(self.layouts[at]) for at in order]}
+
+
+#: A description, the ranks that have it, and what it says of one name.
+Version = tuple[Description, tuple[int, ...], Entry]
+
+
+def read(message: dict[str, Any]) -> Description:
+    """A description that another rank told."""
+    description = Description(layouts=[_layout(told) for told in message["layouts"]])
+    for name, kind, dtype, shape, layout, tied in message["rows"]:
+        description.entries[name] = Entry(kind, dtype, tuple(shape), layout, tied)
+    return description
+
+
+def _told(layout: Layout) -> list[Any]:
+    if isinstance(layout, Plain):
+        return ["plain"]
+    if isinstance(layout, MeshLayout):
+        return ["mesh", layout.ranks, layout.sides, layout.placements, layout.reading]
+    return ["regions", layout.regions]
+
+
+def _layout(told: list[Any]) -> Layout:
+    if told[0] == "plain":
+        return Plain()
+    if told[0] == "mesh":
+        placements = tuple((str(kind), int(dim), int(factor)) for kind, dim, factor in told[3])
+        return MeshLayout(tuple(told[1]), tuple(told[2]), placements, int(told[4]))
+    return Explicit(tuple((tuple(offsets), tuple(sizes)) for offsets, sizes in told[1]))
+
+
+@dataclass(slots=True)
+class Agreed:
+    """The outcome."""
+
+    #: Identifies the structure of the whole job; compared when a save is committed.
+    hash: str
+    #: What rank 0 said.
+    first: dict[str, Any]
+    #: By name and region, whether this rank writes what others hold too. What is not here has one holder.
+    writes: dict[tuple[str, Region | None], bool]
+    #: Names whose tie holds on every rank, and whether this rank writes them down.
+    ties: dict[str, bool]
+    #: Lines worth telling, the same on every rank.
+    warnings: list[str]
+
+
+@dataclass(slots=True)
+class Told:
+    """What this rank brings to an agreement."""
+
+    description: Description
+    #: A checksum of each value that others should have too, by name.
+    checksums: dict[str, int]
+    #: Bytes of one element of each dtype.
+    size_of: Callable[[str], int]
+    step: int
+    error: Error | None = None
+    #: Said by rank 0 only.
+    first: dict[str, Any] = field(default_factory=dict)
+    #: Both readings of strided layouts that fit here, by name; see `meshes`.
+    readings: dict[str, int] = field(default_factory=dict)
+
+
+def agree(ranks: Ranks, told: Told, reread: Callable[[dict[str, int]], Description]) -> Agreed:
+    """One agreement. A collective call.
+
+    `reread` gives this rank's description once the readings of its strided layouts are known.
+
+    Errors: the first that a rank had, on every rank and named after it; `structure_mismatch`.
+    """
+    if ranks.alone:
+        if told.error is not None:
+            raise told.error
+        return _alone(told)
+    own = json.dumps(told.description.message(), separators=(",", ":"))
+    digest = hashlib.sha256(own.encode()).hexdigest()
+    values = _checksum(told.checksums)
+    answers = ranks.exchange(
+        {
+            "error": None if told.error is None else describe(told.error),
+            "hash": digest,
+            "values": values,
+            "step": told.step,
+            "readings": bool(told.readings),
+            "first": told.first if ranks.rank == 0 else None,
+        }
+    )
+    raise_any([answer["error"] for answer in answers], ranks.rank, told.error)
+    _same_step(answers)
+    description = told.description
+    if any(answer["readings"] for answer in answers):
+        description = _settle(ranks, told, reread)
+        own = json.dumps(description.message(), separators=(",", ":"))
+        digest = hashlib.sha256(own.encode()).hexdigest()
+        hashes = [answer["hash"] for answer in ranks.exchange({"error": None, "hash": digest})]
+    else:
+        hashes = [answer["hash"] for answer in answers]
+    descriptions = {digest: description}
+    warnings: list[str] = []
+    alike = len(set(hashes)) == 1
+    if not alike or len({answer["values"] for answer in answers}) > 1:
+        speaks = hashes.index(digest) == ranks.rank
+        details = ranks.exchange(
+            {
+                "error": None,
+                "description": description.message() if speaks and not alike else None,
+                "checksums": told.checksums,
+            }
+        )
+        for sender, detail in enumerate(details):
+            if detail["description"] is not None and hashes[sender] not in descriptions:
+                descriptions[hashes[sender]] = read(detail["description"])
+        warnings += _differing([detail["checksums"] for detail in details])
+    return _settled(ranks.rank, hashes, descriptions, digest, answers[0]["first"], told, warnings)
+
+
+def _alone(told: Told) -> Agreed:
+    entries = told.description.entries
+    ties = {name: True for name, entry in entries.items() if entry.kind == ALIAS}
+    # Nothing to compare with: the empty hash says so.
+    return Agreed("", told.first, {}, ties, [])
+
+
+def _checksum(checksums: dict[str, int]) -> int:
+    crc = 0
+    for name in sorted(checksums):
+        crc = zlib.crc32(f"{name}\0{checksums[name]}\0".encode(), crc)
+    return crc
+
+
+def _same_step(answers: Sequence[dict[str, Any]]) -> None:
+    steps = [answer["step"] for answer in answers]
+    if len(set(steps)) > 1:
+        other = next(rank for rank, step in enumerate(steps) if step != steps[0])
+        what = f"rank 0 saves step {steps[0]}, rank {other} step {steps[other]}"
+        raise make("structure_mismatch", what, None, ["every rank passes the same step"])
+
+
+def _settle(
+    ranks: Ranks, told: Told, reread: Callable[[dict[str, int]], Description]
+) -> Description:
+    """Finds for each strided tensor the reading that fits the local shapes of all ranks."""
+    answers = ranks.exchange({"error": None, "readings": told.readings})
+    fits: dict[str, int] = {}
+    for answer in answers:
+        for name, mask in answer["readings"].items():
+            fits[name] = fits.get(name, 3) & int(mask)
+    for name, mask in sorted(fits.items()):
+        if not mask:
+            what = f"the local shapes of {quoted(name)} fit no reading of its strided placements"
+            raise make("structure_mismatch", what, None, ["save it with plain Shard placements"])
+    return reread({name: 0 if mask & 1 else 1 for name, mask in fits.items()})
+
+
+def _differing(checksums: Sequence[dict[str, int]]) -> list[str]:
+    """A line about names whose values differ between ranks."""
+    found: dict[str, list[int]] = {}
+    reference: dict[str, tuple[int, int]] = {}
+    for rank, one in enumerate(checksums):
+        for name, crc in one.items():
+            first, value = reference.setdefault(name, (rank, crc))
+            if value != crc:
+                found.setdefault(name, [first]).append(rank)
+    if not found:
+        return []
+    shown = []
+    for name in sorted(found)[:_SHOWN]:
+        members = sorted(found[name])
+        listed = ", ".join(map(str, members[:_SHOWN]))
+        shown.append(f"{quoted(name)} (ranks {listed}{', ...' if len(members) > _SHOWN else ''})")
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    line = (
+        f"values under one key differ between ranks, one of them is stored: "
+        f"{', '.join(shown)}{more}; pass what belongs to each rank as per_rank="
+    )
+    return [line]
+
+
+@dataclass(slots=True)
+class _Table:
+    """Which ranks hold which regions of one layout and shape; shared by all tensors that have both."""
+
+    holders: dict[Region, tuple[int, ...]]
+    #: Regions that several ranks hold, and elements of each.
+    shared: list[tuple[Region, tuple[int, ...], int]]
+    #: Elements that one rank alone holds, by rank.
+    alone: dict[int, int]
+    #: Bytes of one element of each tensor that has the layout and shape, added up.
+    element_bytes: int = 0
+
+
+class _Tables:
+    def __init__(self) -> None:
+        self.kept: dict[tuple[int, Shape], _Table] = {}
+
+    def find(self, layout: Layout, shape: Shape, members: tuple[int, ...]) -> _Table:
+        """`members` are the ranks of the description that has the layout, which lives as long as this."""
+        kept = self.kept.get((id(layout), shape))
+        if kept is None:
+            kept = self.kept[id(layout), shape] = _table(_holders(layout, shape, members))
+        return kept
+
+
+def _table(holders: dict[Region, tuple[int, ...]]) -> _Table:
+    whole = [(region, ranks, prod(region[1])) for region, ranks in holders.items()]
+    # Shards of nothing are not written, unless there is nothing else: then the tensor is nothing.
+    if any(count for _, _, count in whole):
+        whole = [one for one in whole if one[2]]
+    alone: dict[int, int] = {}
+    for _, ranks, count in whole:
+        if len(ranks) == 1:
+            alone[ranks[0]] = alone.get(ranks[0], 0) + count
+    return _Table(holders, [one for one in whole if len(one[1]) > 1], alone)
+
+
+def _holders(
+    layout: Layout, shape: Shape, members: tuple[int, ...]
+) -> dict[Region, tuple[int, ...]]:
+    if isinstance(layout, Plain):
+        return {((0,) * len(shape), shape): members}
+    found: dict[Region, list[int]] = {}
+    if isinstance(layout, MeshLayout):
+        for rank in layout.ranks:
+            for region in layout.regions(shape, rank):
+                found.setdefault(region, []).append(rank)
+    else:
+        for region in layout.regions:
+            found.setdefault(region, []).extend(members)
+    return {region: tuple(sorted(ranks)) for region, ranks in found.items()}
+
+
+def _settled(
+    rank: int,
+    hashes: Sequence[str],
+    descriptions: dict[str, Description],
+    own: str,
+    first: dict[str, Any],
+    told: Told,
+    warnings: list[str],
+) -> Agreed:
+    members: dict[str, list[int]] = {}
+    for sender, digest in enumerate(hashes):
+        members.setdefault(digest, []).append(sender)
+    groups = [(descriptions[digest], tuple(ranks)) for digest, ranks in members.items()]
+    names: dict[str, list[Version]] = {}
+    for description, ranks in groups:
+        for name in sorted(description.entries):
+            names.setdefault(name, []).append((description, ranks, description.entries[name]))
+    ties: dict[str, bool] = {}
+    for name, versions in names.items():
+        tied = {entry.tied for _, _, entry in versions}
+        if None not in tied and len(tied) == 1:
+            ties[name] = rank == min(ranks[0] for _, ranks, _ in versions)
+    writes = _writers(rank, names, ties, told.size_of)
+    text = json.dumps([len(hashes), hashes], separators=(",", ":"))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Agreed(digest, first, writes, ties, warnings)
+
+
+def _writers(
+    rank: int, names: dict[str, list[Version]], ties: dict[str, bool], size_of: Callable[[str], int]
+) -> dict[tuple[str, Region | None], bool]:
+    tables = _Tables()
+    several: list[_Table] = []
+    shared: list[tuple[int, tuple[int, ...]]] = []
+    keys: list[tuple[str, Region | None]] = []
+    for name, versions in names.items():
+        if name in ties:
+            continue
+        _check_alike(name, versions)
+        entry = versions[0][2]
+        if entry.kind == OBJECT:
+            holders = tuple(sorted(member for _, ranks, _ in versions for member in ranks))
+            shared.append((0, holders))
+            keys.append((name, None))
+            continue
+        item = size_of(entry.dtype or "")
+        table = _table_of(tables, versions, entry.shape)
+        table.element_bytes += item
+        if len(versions) > 1:
+            several.append(table)
+        for region, holders, count in table.shared:
+            shared.append((count * item, holders))
+            keys.append((name, region))
+    loads: dict[int, int] = {}
+    for table in [*tables.kept.values(), *several]:
+        for holder, count in table.alone.items():
+            loads[holder] = loads.get(holder, 0) + count * table.element_bytes
+    assigned = zip(keys, assign(shared, loads), strict=True)
+    return {key: writer == rank for key, writer in assigned}
+
+
+def _table_of(tables: _Tables, versions: list[Version], shape: Shape) -> _Table:
+    found = [
+        tables.find(description.layouts[entry.layout], shape, ranks)
+        for description, ranks, entry in versions
+    ]
+    if len(found) == 1:
+        return found[0]
+    merged: dict[Region, set[int]] = {}
+    for one in found:
+        for region, holders in one.holders.items():
+            merged.setdefault(region, set()).update(holders)
+    return _table({region: tuple(sorted(holders)) for region, holders in merged.items()})
+
+
+def _check_alike(name: str, versions: list[Version]) -> None:
+    _, ranks, entry = versions[0]
+    what = (entry.kind == OBJECT, entry.dtype, entry.shape)
+    for _, others, other in versions[1:]:
+        if (other.kind == OBJECT, other.dtype, other.shape) != what:
+            line = (
+                f"{quoted(name)} is {_words(entry)} on rank {ranks[0]} "
+                f"and {_words(other)} on rank {others[0]}"
+            )
+            hint = "what differs from rank to rank belongs into per_rank="
+            raise make("structure_mismatch", line, None, [hint])
+
+
+def _words(entry: Entry) -> str:
+    if entry.kind == OBJECT:
+        return "an object"
+    return f"a tensor {list(entry.shape)} of {entry.dtype}"

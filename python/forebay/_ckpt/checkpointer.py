@@ -1,0 +1,401 @@
+"""`Checkpointer`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Mapping
+from time import monotonic
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from forebay import _native
+from forebay._catalog import PathLike
+from forebay._ckpt import restoring
+from forebay._ckpt.handle import SaveHandle
+from forebay._ckpt.preempt import LEAD_STEPS, Preemption
+from forebay._ckpt.ranks import Ranks
+from forebay._ckpt.restoring import Request, RestoreReport
+from forebay._ckpt.retention import GRACE_SECONDS, Retention, prune
+from forebay._ckpt.saving import Run, SideFiles
+from forebay._ckpt.settings import OnBusy, Progress, parse, parse_step
+from forebay._errors import Error, make, usage
+
+#: An exit waits so long for saves under way: a hung file system must not hold it for ever.
+EXIT_WAIT_SECONDS = 600.0
+
+
+class Checkpointer:
+    """Saves and restores the state of a training job, in folders that stock `torch.distributed.checkpoint` reads.
+
+        checkpoints = forebay.Checkpointer("runs/7", keep_last=3)
+        state = {"model": model, "optim": optimizer, "epoch": 0}
+        if checkpoints.latest() is not None:
+            report = checkpoints.restore(state)
+        for step in ...:
+            ...
+            if step % 100 == 0:
+                checkpoints.save(step, state)
+
+    Every rank of the process group makes one and calls the same methods with the same arguments. Collective calls are made
+    by the first save of a structure and by restores, on the calling thread; never by other saves or other threads.
+
+    Args:
+        directory: where the steps are, a folder each; shared by all ranks.
+        staging_bytes: memory that a save is copied into before it goes to the disk ("8GB" or a number), made at once where
+            the device is known. By default up to 1 GiB, as it is needed. Where it is smaller than the state of a rank, the
+            copies wait for the disk.
+        shadow: whether a save first copies the state within GPU memory, so that training goes on after milliseconds:
+            "auto" does if there is room above the peak use so far.
+        process_group: the ranks that save together; by default all.
+        on_busy: what a save does that finds the last one still under way: "wait" for it, "skip" itself, or "supersede" it.
+        keep_last, keep_every: which steps stay when a new one is committed: the last so many, and those whose number
+            is a multiple. Without either all stay.
+        threads: files that a rank writes at a time.
+        overwrite: whether a save may replace a step that is committed. The old one stays until the new one is.
+        progress: called with (bytes done, bytes in all) during restores.
+        device: the device of the state ("cuda:0", "cpu"), where it is to be known before the first save.
+    """
+
+    def __init__(
+        self,
+        directory: PathLike,
+        *,
+        staging_bytes: int | str | None = None,
+        shadow: bool | Literal["auto"] = "auto",
+        process_group: Any = None,
+        on_busy: OnBusy = "wait",
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        threads: int | None = None,
+        overwrite: bool = True,
+        progress: Progress | None = None,
+        device: object = None,
+    ) -> None:
+        self._settings = parse(
+            directory,
+            staging_bytes,
+            shadow,
+            process_group,
+            on_busy,
+            keep_last,
+            keep_every,
+            threads,
+            overwrite,
+            progress,
+            device,
+        )
+        self._pid = os.getpid()
+        #: The last step restored or committed.
+        self._parent: int | None = None
+        self._run: Run | None = None
+        self._retention: Retention | None = None
+        self._hooks: list[Any] = []
+        self._preemption = Preemption(self._store, _next_key(str(self._settings.directory)))
+        self._ranks_kept: Ranks | None = None
+        _open.add(self)
+
+    # Saving
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        blocking: bool = False,
+        per_rank: Mapping[str, Any] | None = None,
+        side_files: SideFiles | None = None,
+        overlap: bool | None = None,
+    ) -> SaveHandle:
+        """Saves a state: nested dicts and lists of tensors, modules, optimizers and whatever can be pickled.
+
+        Returns when the state may be changed again; bytes go to the disk behind that. With `overlap` it returns at once,
+        and the state may be changed once `handle.staged()` says so; that is so by default after `attach`, whose hook waits
+        for it just before the next step. `blocking` returns when the step is committed, and copies nothing.
+
+        Args:
+            step: the number of the step.
+            state: tensors may be on GPUs or the host, DTensors on any mesh, or shards that say what they are. What ranks
+                hold alike is written by one of them. Tied tensors are stored once.
+            per_rank: what belongs to this rank alone: generators, data loaders.
+            side_files: more files for the step's folder, by name; those of rank 0 count.
+
+        Raises:
+            forebay.Error: on every rank the same, named after the rank that had it; `handle.wait()` raises what went wrong
+                later.
+        """
+        self._check_process()
+        number = parse_step(step)
+        run = self._opened()
+        overlapped = bool(self._hooks) if overlap is None else overlap
+        return run.save(number, state, per_rank, side_files, blocking, overlapped)
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> Any:
+        """Lets saves return before the state was copied: a hook waits for that just before the optimizer's next step, so
+        that copies overlap the forward and backward pass. Returns the hook, whose `remove()` undoes it."""
+        self._check_process()
+        hook = optimizer.register_step_pre_hook(self._before_step)
+        self._hooks.append(hook)
+        return _Attached(self._hooks, hook)
+
+    def _before_step(self, *_: object) -> None:
+        last = None if self._run is None else self._run.last
+        if last is None or last._settled:
+            return
+        began = monotonic()
+        seen = last._seen
+        try:
+            last.staged()
+        except Error:
+            # The step goes on; whoever waits for the save gets the error.
+            last._seen = seen
+        last._settled = True
+        last._facts["hook_seconds"] = monotonic() - began
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for the save under way; False after `timeout` seconds. Raises its error."""
+        last = None if self._run is None else self._run.last
+        return last is None or last.skipped or last.wait(timeout)
+
+    # Restoring
+
+    def restore(
+        self,
+        state: Any,
+        step: int | Literal["latest"] = "latest",
+        *,
+        strict: bool = True,
+        per_rank: dict[str, Any] | None = None,
+        weights_only: bool = True,
+    ) -> RestoreReport:
+        """Fills a state from a committed step. A collective call.
+
+        Tensors are filled where they are, from whatever ranks and meshes they were saved; other values are replaced in their
+        dicts and lists; what has `load_state_dict` is given its state, optimizers also before their first step.
+
+        Args:
+            state: built like the one that was saved, or part of it.
+            step: its number, or "latest": the newest that is committed, the same on all ranks.
+            strict: every name of the state must be in the checkpoint, and every name that the checkpoint has under the
+                state's own top-level keys in the state. Otherwise they are only reported.
+            per_rank: filled with what this rank saved as its own. On another number of ranks the report says which ranks
+                saved what; `Checkpointer.per_rank` reads any of it.
+            weights_only: refuse pickled classes that are not known to be harmless, as `torch.load` does.
+
+        Raises:
+            forebay.Error: on every rank the same. Tensors then hold garbage; nothing was given to `load_state_dict`.
+        """
+        self._check_process()
+        ranks = self._ranks()
+        directory = self._settings.directory
+        chosen = restoring.choose(directory, step, ranks)
+        request = Request(
+            directory,
+            state,
+            per_rank,
+            strict,
+            weights_only,
+            self._settings.threads,
+            self._settings.progress,
+        )
+        report = restoring.restore(request, ranks, chosen)
+        self._parent = chosen
+        if self._run is not None:
+            self._run.parent = chosen
+        return report
+
+    def per_rank(
+        self,
+        step: int | Literal["latest"] = "latest",
+        rank: int | None = None,
+        *,
+        weights_only: bool = True,
+    ) -> dict[str, Any]:
+        """What a rank saved as its own, by default this one; empty if it saved nothing. Not a collective call."""
+        self._check_process()
+        directory = self._settings.directory
+        number = self.latest() if step == "latest" else parse_step(step)
+        if number is None:
+            raise make("not_found", "no step is committed", str(directory))
+        chosen = self._ranks().rank if rank is None else rank
+        return restoring.load_rank(directory, number, chosen, weights_only, self._settings.threads)
+
+    # The directory
+
+    def latest(self) -> int | None:
+        """The newest committed step of the newest run. Ranks that ask at different times may see different ones."""
+        self._check_process()
+        return _native.latest(self._settings.directory)
+
+    def steps(self) -> list[dict[str, Any]]:
+        """All steps: number, state ("committed", "pending", "dead"), age in seconds, bytes, ranks."""
+        self._check_process()
+        directory = self._settings.directory
+        return _native.steps(directory) if directory.is_dir() else []
+
+    def prune(
+        self,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        *,
+        pins: tuple[int, ...] = (),
+        grace_s: float = GRACE_SECONDS,
+        dry_run: bool = False,
+    ) -> dict[str, Any]:
+        """Removes committed steps that no rule keeps, by default the rules of this checkpointer; returns what was removed,
+        or would be. The newest step stays. To be called by one rank."""
+        self._check_process()
+        return prune(self._settings, keep_last, keep_every, pins, grace_s, dry_run)
+
+    # The end of a job
+
+    def on_signal(
+        self, number: int = signal.SIGTERM, *, grace_s: float = 30.0, lead_steps: int = LEAD_STEPS
+    ) -> None:
+        """Takes a signal as the order to save and end: see `preempted`. Every rank calls it, from the main thread.
+
+        Args:
+            grace_s: seconds from the signal to the end of the process.
+            lead_steps: ranks must never be further apart than so many steps when they call `preempted`.
+        """
+        self._check_process()
+        self._preemption.listen(number, grace_s, lead_steps)
+
+    def preempted(self, step: int) -> bool:
+        """Whether this step is the last, because a rank was signalled: the same answer for the same step on all ranks, which
+        agree through torch's store. To be called by every rank once a step; then save with `blocking=True` and end."""
+        self._check_process()
+        return self._preemption.asked(parse_step(step))
+
+    def grace_left(self) -> float | None:
+        """Seconds left of the grace time; None before a signal came to this rank."""
+        return self._preemption.left()
+
+    def release(self) -> None:
+        """Gives back staging and shadow memory once no save needs it; the next save takes some again."""
+        self._check_process()
+        if self._run is not None:
+            self._run.release()
+
+    def close(self, timeout: float | None = None) -> bool:
+        """Waits for the save under way and gives everything back; False if it still runs after `timeout` seconds. A save
+        after that starts anew."""
+        if self._pid != os.getpid():
+            return True
+        if self._run is not None:
+            if not self._run.close(timeout):
+                return False
+            self._parent = self._run.parent
+        self._run = None
+        if self._retention is not None:
+            self._retention.close(timeout)
+            self._retention = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._preemption.close()
+        self._ranks_kept = None
+        return True
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise usage("a Checkpointer cannot be pickled", "make one in each process")
+
+    def __repr__(self) -> str:
+        return f"<Checkpointer {str(self._settings.directory)!r}>"
+
+    # Inside
+
+    def _ranks(self) -> Ranks:
+        if self._run is not None:
+            return self._run.ranks
+        if self._ranks_kept is None:
+            self._ranks_kept = Ranks(self._settings.process_group)
+        return self._ranks_kept
+
+    def _opened(self) -> Run:
+        if self._run is None:
+            self._run = Run(self._settings, self._after)
+            self._run.parent = self._parent
+        return self._run
+
+    def _after(self, handle: SaveHandle) -> None:
+        """What follows a save, on the watching thread."""
+        if handle._error is not None:
+            from forebay._ckpt.saving import _log
+
+            level = 20 if handle._error.code == "cancelled" else 40
+            _log.log(level, "forebay: the save of step %d: %s", handle.step, handle._error)
+            return
+        run = self._run
+        if run is not None and run.ranks.rank == 0:
+            if self._retention is None:
+                self._retention = Retention(self._settings)
+            self._retention.ask()
+
+    def _store(self) -> Any:
+        store = self._ranks().store()
+        return None if self._ranks().alone else store
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            what = "this Checkpointer was made before a fork, in the parent"
+            raise make("forked", what, None, ["make one in the child"])
+
+
+class _Attached:
+    """A hook that can be removed."""
+
+    def __init__(self, hooks: list[Any], hook: Any) -> None:
+        self._hooks = hooks
+        self._hook = hook
+
+    def remove(self) -> None:
+        """Removes the hook; saves wait for their copies again."""
+        self._hook.remove()
+        if self._hook in self._hooks:
+            self._hooks.remove(self._hook)
+
+
+_lock = threading.Lock()
+_made: dict[str, int] = {}
+_open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+
+
+def _next_key(directory: str) -> str:
+    """A key of torch's store for this checkpointer: ranks make theirs in the same order."""
+    with _lock:
+        number = _made[directory] = _made.get(directory, 0) + 1
+    return f"forebay/preempt/{directory}/{number}"
+
+
+def _after_fork() -> None:
+    """The parent's checkpointers are nothing to a child, and its lock may be held by a thread that is not here."""
+    global _lock
+    _lock = threading.Lock()
+    _open.clear()
+
+
+def _at_exit() -> None:
+    deadline = monotonic() + EXIT_WAIT_SECONDS
+    for checkpointer in list(_open):
+        checkpointer.close(max(deadline - monotonic(), 0.0))
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

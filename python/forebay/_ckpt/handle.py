@@ -1,0 +1,167 @@
+"""A save under way, as the caller sees it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Protocol
+
+from forebay._errors import Error, make
+
+Report = dict[str, Any]
+
+
+class Running(Protocol):
+    """What a handle asks of a save of the native part."""
+
+    def staged(self, timeout_s: float | None = None) -> bool: ...
+    def wait(self, timeout_s: float | None = None) -> bool: ...
+    def cancel(self) -> None: ...
+    def report(self) -> Report: ...
+
+
+class SaveHandle:
+    """A save of one step. Made by `Checkpointer.save`."""
+
+    def __init__(
+        self,
+        step: int,
+        running: Running | None,
+        facts: Report,
+        settled: bool = False,
+        skipped: bool = False,
+    ) -> None:
+        #: The step, as it was when `save` was called.
+        self.step = step
+        #: Whether the save was left out because the one before was still under way (`on_busy="skip"`).
+        self.skipped = skipped
+        self._running = running
+        self._facts = facts
+        #: Whether the copies are ordered before all that the caller does next.
+        self._settled = settled
+        self._over = threading.Event()
+        self._error: Error | None = None
+        self._report: Report | None = None
+        #: Whether somebody has seen the error.
+        self._seen = False
+        if skipped:
+            self._report = {"step": step, "skipped": True}
+            self._over.set()
+
+    def staged(self, timeout: float | None = None) -> bool:
+        """Waits until the tensors of the state may be changed; False if that took longer than `timeout` seconds.
+
+        Raises the error of the save, if it failed before that.
+        """
+        if self._settled or self._running is None:
+            return True
+        try:
+            return self._running.staged(timeout)
+        except Error:
+            self._seen = True
+            raise
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the step is committed: whole, durable, and what `latest` names. False after `timeout` seconds, and
+        for a save that was skipped.
+
+        Raises the error of the save; every rank raises the same one, with the rank that had it first in its text.
+        """
+        if not self._over.wait(timeout):
+            return False
+        if self._error is not None:
+            self._seen = True
+            raise self._error
+        return not self.skipped
+
+    def done(self) -> bool:
+        """Whether the save has ended, well or not."""
+        return self._over.is_set()
+
+    def result(self, timeout: float | None = None) -> Report:
+        """The report, once the step is committed: see `Checkpointer`. Raises the error of the save, or DeadlineError."""
+        if not self.wait(timeout) and not self.skipped:
+            raise make("timeout", f"the save of step {self.step} takes longer than {timeout} s")
+        assert self._report is not None
+        return {**self._report, **self._facts}
+
+    def exception(self, timeout: float | None = None) -> Error | None:
+        """The error of the save, None if it is committed. Raises DeadlineError."""
+        if not self._over.wait(timeout):
+            raise make("timeout", f"the save of step {self.step} takes longer than {timeout} s")
+        self._seen = True
+        return self._error
+
+    def cancel(self) -> None:
+        """Gives the save up, unless it is committed already. Other ranks see it fail."""
+        if self._running is not None and not self.done():
+            self._running.cancel()
+
+    def __repr__(self) -> str:
+        if self.skipped:
+            state = "skipped"
+        elif not self.done():
+            state = "running"
+        else:
+            state = "committed" if self._error is None else f"failed: {self._error.code}"
+        return f"<SaveHandle step {self.step}, {state}>"
+
+
+class Watcher:
+    """One thread that waits for saves and settles what comes after each: it makes no collective calls."""
+
+    def __init__(self, after: Callable[[SaveHandle], None]) -> None:
+        self._after = after
+        self._lock = threading.Condition()
+        self._waiting: list[SaveHandle] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def watch(self, handle: SaveHandle) -> None:
+        """Takes a save; they end in the order in which they were taken."""
+        with self._lock:
+            self._waiting.append(handle)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="forebay-saves", daemon=True)
+                self._thread.start()
+            self._lock.notify()
+
+    def close(self, timeout: float | None) -> None:
+        """Lets the thread go once all saves have ended."""
+        with self._lock:
+            self._closed = True
+            self._lock.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._waiting and not self._closed:
+                    self._lock.wait()
+                if not self._waiting:
+                    return
+                handle = self._waiting.pop(0)
+            settle(handle)
+            self._after(handle)
+
+
+def settle(handle: SaveHandle) -> None:
+    """Waits for the end of a save and keeps how it ended."""
+    running = handle._running
+    assert running is not None
+    began = monotonic()
+    try:
+        while not running.wait(None):
+            pass
+        handle._report = {**running.report(), "step": handle.step}
+    except Error as error:
+        handle._error = error
+    except BaseException as error:  # noqa: BLE001
+        handle._error = make("internal", f"waiting for the save failed: {error!r}")
+    handle._facts["waited_seconds"] = monotonic() - began
+    # Nothing of the caller's is kept beyond the end.
+    handle._running = None if handle._error is None else running
+    handle._over.set()

@@ -1,0 +1,94 @@
+"""Removing old steps after a commit, beside the training: one thread of rank 0.
+
+Rules are the native part's: only committed steps count, the newest is never removed, and what a reader holds stays until it
+lets go.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from forebay import _native
+from forebay._ckpt.settings import Settings
+from forebay._errors import Error, usage
+
+_log = logging.getLogger("forebay")
+
+#: What is unpublished is kept so long for readers that have just opened it.
+GRACE_SECONDS = 60.0
+
+
+class Retention:
+    """Prunes in the background; asks that come while it works are one ask."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Condition()
+        self._asked = False
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to keep to."""
+        return self._settings.keep_last is not None or self._settings.keep_every is not None
+
+    def ask(self) -> None:
+        """A step was committed."""
+        if not self.wanted:
+            return
+        with self._lock:
+            self._asked = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="forebay-prune", daemon=True)
+                self._thread.start()
+            self._lock.notify()
+
+    def close(self, timeout: float | None) -> None:
+        """Lets what was asked for be done, and the thread go."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+            self._lock.notify()
+        if thread is not None:
+            thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._asked and not self._closed:
+                    self._lock.wait()
+                if not self._asked:
+                    return
+                self._asked = False
+            try:
+                prune(self._settings)
+            except Error as error:
+                # The steps stay; the next commit asks again.
+                _log.warning("forebay: old steps could not be removed: %s", error)
+
+
+def prune(
+    settings: Settings,
+    keep_last: int | None = None,
+    keep_every: int | None = None,
+    pins: tuple[int, ...] = (),
+    grace_s: float = GRACE_SECONDS,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Removes steps that no rule keeps; returns what was unpublished and removed, or would be."""
+    last = settings.keep_last if keep_last is None else keep_last
+    every = settings.keep_every if keep_every is None else keep_every
+    if last is None and every is None:
+        raise usage("prune needs a rule", "pass keep_last=, keep_every= or both")
+    return _native.prune(
+        settings.directory,
+        # The newest stays in any case.
+        keep_last=last or 1,
+        keep_every=every,
+        pins=list(pins),
+        grace_s=grace_s,
+        dry_run=dry_run,
+    )

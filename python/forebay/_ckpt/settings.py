@@ -1,0 +1,103 @@
+"""What a `Checkpointer` was told, checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from forebay._catalog import PathLike
+from forebay._errors import usage
+from forebay._save import parse_size
+
+OnBusy = Literal["wait", "skip", "supersede"]
+Progress = Callable[[int, int], object]
+
+#: Staging memory where the caller names none; touched as it is needed.
+STAGING_BYTES = 1 << 30
+
+#: Steps are file names of at most 19 digits.
+STEP_MAX = (1 << 63) - 1
+
+_THREADS_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a checkpointer works."""
+
+    directory: Path
+    staging_bytes: int | None
+    shadow: bool | Literal["auto"]
+    process_group: Any
+    on_busy: OnBusy
+    keep_last: int | None
+    keep_every: int | None
+    threads: int | None
+    overwrite: bool
+    progress: Progress | None
+    device: str | None
+
+
+def parse(
+    directory: PathLike,
+    staging_bytes: int | str | None,
+    shadow: bool | str,
+    process_group: Any,
+    on_busy: str,
+    keep_last: int | None,
+    keep_every: int | None,
+    threads: int | None,
+    overwrite: bool,
+    progress: Progress | None,
+    device: object,
+) -> Settings:
+    """Checks the arguments of `Checkpointer`. Errors: `usage`."""
+    if isinstance(directory, bytes) or not isinstance(directory, str | os.PathLike):
+        raise usage(f"the directory is {directory!r}, text or a pathlib.Path is needed")
+    if "://" in str(directory):
+        raise usage(f"checkpoints are saved to folders, not to {str(directory)!r}")
+    if shadow not in (True, False, "auto"):
+        raise usage(f"shadow is {shadow!r}, 'auto', True or False is needed")
+    if on_busy not in ("wait", "skip", "supersede"):
+        raise usage(f"on_busy is {on_busy!r}, 'wait', 'skip' or 'supersede' is needed")
+    for name, value, most in (
+        ("keep_last", keep_last, STEP_MAX),
+        ("keep_every", keep_every, STEP_MAX),
+        ("threads", threads, _THREADS_MAX),
+    ):
+        if value is not None and (type(value) is not int or not 1 <= value <= most):
+            raise usage(f"{name} is {value!r}, a whole number from 1 is needed")
+    return Settings(
+        Path(directory).absolute(),
+        None if staging_bytes is None else parse_size(staging_bytes),
+        "auto" if shadow == "auto" else bool(shadow),
+        process_group,
+        on_busy,  # type: ignore[arg-type]
+        keep_last,
+        keep_every,
+        threads,
+        bool(overwrite),
+        progress,
+        None if device is None else _device_name(device),
+    )
+
+
+def _device_name(device: object) -> str:
+    from forebay._places import parse as parse_place
+
+    return parse_place(device).engine
+
+
+def parse_step(step: object) -> int:
+    """A step as a number. Errors: `usage`."""
+    # numpy's and torch's whole numbers will do.
+    index = getattr(step, "__index__", None)
+    if isinstance(step, bool) or index is None:
+        raise usage(f"the step is {step!r}, a whole number is needed")
+    number = int(index())
+    if not 0 <= number <= STEP_MAX:
+        raise usage(f"the step is {number}, it must lie between 0 and 2^63 - 1")
+    return number

@@ -1,0 +1,96 @@
+"""A copy of the state in the memory of the device it is on, made on the framework's current stream.
+
+The copy is ordered like any other work of that stream: what the caller does to its tensors afterwards comes after it, so
+training goes on at once, and the bytes leave the device later. It is one buffer of torch's allocator, sized once, cut into
+views that are kept from save to save; `torch._foreach_copy_` fills them in a few launches.
+
+How much memory there is for it is known once a full step has run: the peak of torch's allocator counts activations and
+gradients. `headroom` says what is left above that peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+#: Views start at multiples of this, as the allocator's own blocks do: copies then go by wide words.
+ALIGN_BYTES = 512
+
+#: What is left free above the peak: a sixteenth of the device, 1 GiB at least. Fragments of the allocator take as much.
+MARGIN_SHARE = 16
+MARGIN_BYTES = 1 << 30
+
+
+@dataclass(slots=True)
+class Shadow:
+    """Kept copies of tensors of one device."""
+
+    device: torch.device
+    buffer: torch.Tensor | None = None
+    views: list[torch.Tensor] = field(default_factory=list)
+    #: The (dtype, shape) of each view.
+    form: list[tuple[torch.dtype, torch.Size]] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes."""
+        return 0 if self.buffer is None else self.buffer.nbytes
+
+    def copy(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies tensors; returns the copies, contiguous. The copies of the call before must not be in use any more.
+
+        Raises torch.OutOfMemoryError where there is no memory for them.
+        """
+        form = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        if form != self.form or self.buffer is None:
+            self._make(form)
+        groups: dict[tuple[torch.dtype, bool], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for view, tensor in zip(self.views, tensors, strict=True):
+            # One kernel takes tensors of one dtype that lie alike.
+            key = (tensor.dtype, tensor.is_contiguous())
+            targets, sources = groups.setdefault(key, ([], []))
+            targets.append(view)
+            sources.append(tensor)
+        with torch.no_grad():
+            for targets, sources in groups.values():
+                torch._foreach_copy_(targets, sources)
+        return list(self.views)
+
+    def _make(self, form: list[tuple[torch.dtype, torch.Size]]) -> None:
+        places = []
+        total = 0
+        for dtype, shape in form:
+            places.append(total)
+            size = shape.numel() * dtype.itemsize
+            total += -(-size // ALIGN_BYTES) * ALIGN_BYTES
+        self.views, self.form = [], []
+        if self.buffer is None or self.buffer.nbytes < total:
+            # The old buffer goes first: both at once may not fit.
+            self.buffer = None
+            self.buffer = torch.empty(total, dtype=torch.uint8, device=self.device)
+        buffer = self.buffer
+        self.views = [
+            buffer[place : place + shape.numel() * dtype.itemsize].view(dtype).view(shape)
+            for place, (dtype, shape) in zip(places, form, strict=True)
+        ]
+        self.form = form
+
+    def release(self) -> None:
+        """Gives the memory back to the allocator."""
+        self.buffer = None
+        self.views, self.form = [], []
+
+
+def size_of(tensors: Sequence[torch.Tensor]) -> int:
+    """Bytes that a shadow of these tensors takes."""
+    return sum(-(-tensor.nbytes // ALIGN_BYTES) * ALIGN_BYTES for tensor in tensors)
+
+
+def headroom(device: torch.device) -> int:
+    """Bytes of a GPU that neither the peak of torch's allocator nor other processes took, less a margin. May be negative."""
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    peak = torch.cuda.max_memory_allocated(device)
+    return int(free + reserved - peak - max(total // MARGIN_SHARE, MARGIN_BYTES))

@@ -1,0 +1,155 @@
+"""From the tensors of a state to addresses that the native part may read while training goes on.
+
+- `shadow`: tensors of the GPU are copied on their own stream, those of the host into memory kept for that; the caller may go
+  on at once.
+- `pool`, `stream`: nothing is copied here. The native part copies into its staging pool, and says when it has everything;
+  `stream` is its name where the pool is smaller than the state, so that the copies wait for the disk.
+- `in place`: the caller waits for the end of the save, so nothing is copied but what must be.
+
+What cannot be read as it lies is made so first, on the current stream: views that are not contiguous, lazily conjugated or
+negated values, and tensors of devices that no engine knows, which go through host memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from forebay._ckpt.shadow import Shadow, headroom, size_of
+
+_log = logging.getLogger("forebay")
+
+#: Host tensors are copied by one thread into the host's part of a shadow: so many bytes take a tenth of a second.
+HOST_SHADOW_BYTES = 1 << 30
+
+HOST = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """Memory to be written, in the order of the items."""
+
+    mode: str
+    addresses: list[int]
+    #: One byte a tensor: 1 device memory, 0 host memory.
+    places: bytes
+    #: What must live until the memory has been read.
+    keep: list[torch.Tensor]
+    #: The stream that device memory was last written on.
+    stream: int | None
+    #: Whether the caller may change its tensors now.
+    settled: bool
+
+
+@dataclass(slots=True)
+class Snapshots:
+    """Makes snapshots; keeps the memory of shadows from one to the next."""
+
+    shadow: bool | Literal["auto"]
+    #: Of the engine: "host" or "cuda:N".
+    device: str = "host"
+    staging_bytes: int = 0
+    device_shadow: Shadow | None = None
+    host_shadow: Shadow = field(default_factory=lambda: Shadow(HOST))
+    #: Why there is no shadow, once that was told.
+    told: str | None = None
+
+    def take(self, tensors: Sequence[torch.Tensor], blocking: bool) -> Snapshot:
+        """Prepares tensors for reading."""
+        ready = [tensor.detach() for tensor in tensors]
+        on_device = [self._is_here(tensor) for tensor in ready]
+        if blocking:
+            return self._plain("in place", ready, on_device)
+        if any(on_device) and self.shadow is not False:
+            taken = self._shadowed(ready, on_device)
+            if taken is not None:
+                return taken
+        total = sum(tensor.nbytes for tensor in ready)
+        return self._plain("stream" if total > self.staging_bytes else "pool", ready, on_device)
+
+    def release(self) -> None:
+        """Gives back the memory of shadows."""
+        if self.device_shadow is not None:
+            self.device_shadow.release()
+        self.host_shadow.release()
+
+    def _is_here(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cuda and self.device == f"cuda:{tensor.device.index}"
+
+    def _shadowed(self, ready: list[torch.Tensor], on_device: list[bool]) -> Snapshot | None:
+        here = [tensor for tensor, is_here in zip(ready, on_device, strict=True) if is_here]
+        rest = [tensor for tensor, is_here in zip(ready, on_device, strict=True) if not is_here]
+        host_bytes = size_of(rest)
+        if host_bytes > HOST_SHADOW_BYTES:
+            self._degrade(f"{host_bytes} bytes of the state are in host memory")
+            return None
+        device = here[0].device
+        shadow = self.device_shadow
+        if shadow is None or shadow.device != device:
+            shadow = self.device_shadow = Shadow(device)
+        needed = size_of(here)
+        if self.shadow == "auto":
+            left = headroom(device) + shadow.bytes
+            if left < needed:
+                shadow.release()
+                self._degrade(f"it takes {needed} bytes of GPU memory, {max(left, 0)} are to spare")
+                return None
+        try:
+            copies = iter(shadow.copy(here))
+        except torch.OutOfMemoryError:
+            shadow.release()
+            self._degrade(f"{needed} bytes of GPU memory could not be had")
+            return None
+        host = iter(self.host_shadow.copy(_on_host(rest)))
+        merged = [next(copies) if is_here else next(host) for is_here in on_device]
+        snapshot = self._plain("shadow", merged, on_device)
+        snapshot.settled = True
+        return snapshot
+
+    def _plain(self, mode: str, tensors: list[torch.Tensor], on_device: list[bool]) -> Snapshot:
+        readable = _readable(tensors)
+        if not all(tensor.is_cpu or here for tensor, here in zip(readable, on_device, strict=True)):
+            readable = [
+                tensor if here else tensor.cpu()
+                for tensor, here in zip(readable, on_device, strict=True)
+            ]
+        stream = None
+        if any(on_device):
+            device = readable[on_device.index(True)].device
+            stream = int(torch.cuda.current_stream(device).cuda_stream)
+        addresses = [tensor.data_ptr() for tensor in readable]
+        return Snapshot(mode, addresses, bytes(on_device), readable, stream, False)
+
+    def _degrade(self, why: str) -> None:
+        if why != self.told:
+            self.told = why
+            _log.warning(
+                "forebay: no shadow of the state: %s; saves go through the staging pool, "
+                "and training waits until it has taken everything",
+                why,
+            )
+
+
+def _readable(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same values in memory that can be read as it lies; copies only what must be."""
+    if not all(map(torch.Tensor.is_contiguous, tensors)):
+        tensors = [tensor.contiguous() for tensor in tensors]
+    if any(map(torch.Tensor.is_neg, tensors)) or any(map(torch.Tensor.is_conj, tensors)):
+        tensors = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in tensors]
+    return tensors
+
+
+def _on_host(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor if tensor.is_cpu else tensor.cpu() for tensor in tensors]
+
+
+def device_of(tensors: Sequence[Any]) -> str:
+    """The engine that a state needs: that of its first GPU, or the host's."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            return f"cuda:{tensor.device.index}"
+    return "host"

@@ -1,0 +1,215 @@
+"""What a restore fills: the values of a state, each with what a checkpoint has for it.
+
+Everything is compared before a byte is read: names, kinds, dtypes, global shapes. What does not fit is one error that names
+the keys, both sides, and the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+
+from forebay._ckpt.flatten import Flat, Path
+from forebay._ckpt.held import Describer, Held, memory_of
+from forebay._ckpt.meshes import Region
+from forebay._ckpt.optimizers import Entry
+from forebay._ckpt.plans import PER_RANK
+from forebay._ckpt.ties import find_ties
+from forebay._errors import Error, make, quoted
+
+TENSOR, OBJECT = 0, 1
+
+#: Names in a message.
+_SHOWN = 8
+
+
+@dataclass(slots=True)
+class Piece:
+    """A region to be read, and the memory it belongs into."""
+
+    entry: int
+    region: Region
+    memory: torch.Tensor
+
+
+@dataclass(slots=True)
+class Targets:
+    """The values of a state that a checkpoint can fill."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    #: Place in the flat state, and the entry whose value goes there.
+    objects: list[tuple[int, int]] = field(default_factory=list)
+    #: Place in the flat state, and the entry and keys inside of its value (checkpoints of torch 2.3 and before).
+    nested: list[tuple[int, int, Path]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    #: Entries that something of the state stands for.
+    used: set[int] = field(default_factory=set)
+
+
+class Contents:
+    """The entries of a checkpoint, by name."""
+
+    def __init__(self, entries: Sequence[Entry], title: str) -> None:
+        self.entries = entries
+        self.title = title
+        self.by_name = {entry[0]: number for number, entry in enumerate(entries)}
+
+    def saved_by(self) -> dict[int, tuple[str, ...]]:
+        """Ranks that saved values of their own, and the names of those."""
+        found: dict[int, list[str]] = {}
+        for name in self.by_name:
+            if name.startswith(PER_RANK):
+                rank, _, rest = name[len(PER_RANK) :].partition("/")
+                if rank.isdigit() and rest:
+                    found.setdefault(int(rank), []).append(rest)
+        return {rank: tuple(sorted(names)) for rank, names in sorted(found.items())}
+
+
+def match(flat: Flat, contents: Contents, describer: Describer) -> Targets:
+    """Holds a state against a checkpoint. Errors: `structure_mismatch`, and those of describing tensors."""
+    targets = Targets()
+    wrong: list[str] = []
+    tensors: list[tuple[int, Held]] = []
+    absent: list[tuple[int, Held]] = []
+    for place, (name, value) in enumerate(zip(flat.names, flat.values, strict=True)):
+        number = contents.by_name.get(name)
+        if not isinstance(value, torch.Tensor):
+            _match_object(targets, wrong, contents, flat, place, number)
+            continue
+        held = describer.describe(name, value)
+        if number is not None:
+            targets.used.add(number)
+            if held is not None:
+                line = _differs(name, held, contents.entries[number])
+                if line is None:
+                    tensors.append((place, held))
+                else:
+                    wrong.append(line)
+        elif held is not None:
+            absent.append((place, held))
+        else:
+            targets.missing.append(name)
+    if wrong:
+        raise _mismatch(wrong, contents)
+    _add_tensors(targets, flat, contents, tensors, absent)
+    return targets
+
+
+def _match_object(
+    targets: Targets,
+    wrong: list[str],
+    contents: Contents,
+    flat: Flat,
+    place: int,
+    number: int | None,
+) -> None:
+    name = flat.names[place]
+    if number is None:
+        found = _inside(contents, flat.paths[place])
+        if found is None:
+            targets.missing.append(name)
+        else:
+            targets.nested.append((place, *found))
+            targets.used.add(found[0])
+        return
+    targets.used.add(number)
+    if contents.entries[number][2] == TENSOR:
+        wrong.append(f"{quoted(name)} is an object in the state, a tensor in the checkpoint")
+    else:
+        targets.objects.append((place, number))
+
+
+def _inside(contents: Contents, path: Path) -> tuple[int, Path] | None:
+    """An object of the checkpoint that may hold the value at a path: torch 2.3 and before stored dicts without tensors as
+    one value."""
+    for cut in range(len(path) - 1, 0, -1):
+        number = contents.by_name.get(".".join(map(str, path[:cut])))
+        if number is not None and contents.entries[number][2] == OBJECT:
+            return number, path[cut:]
+    return None
+
+
+def _differs(name: str, held: Held, entry: Entry) -> str | None:
+    if entry[2] != TENSOR:
+        return f"{quoted(name)} is a tensor in the state, an object in the checkpoint"
+    if held.shape == tuple(entry[4]) and held.dtype == entry[3]:
+        return None
+    return (
+        f"{quoted(name)} is {list(held.shape)} of {held.dtype} in the state, "
+        f"{list(entry[4])} of {entry[3]} in the checkpoint"
+    )
+
+
+def _mismatch(wrong: list[str], contents: Contents) -> Error:
+    more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    what = "; ".join(wrong[:_SHOWN]) + more
+    hint = "build the state as it was saved, or leave these keys out of it"
+    return make("structure_mismatch", what, contents.title, [hint])
+
+
+def _add_tensors(
+    targets: Targets,
+    flat: Flat,
+    contents: Contents,
+    tensors: list[tuple[int, Held]],
+    absent: list[tuple[int, Held]],
+) -> None:
+    """Pieces of all tensors; each memory is filled once, and a tied name fills the others."""
+    both = tensors + absent
+    names = [flat.names[place] for place, _ in both]
+    memory = [memory_of(flat.names[place], flat.values[place], held) for place, held in both]
+    ties = find_ties(names, memory)
+    filled: set[int] = set()
+    for at, (place, held) in enumerate(tensors):
+        first = ties.get(at, at)
+        if first in filled:
+            continue
+        filled.add(first)
+        number = contents.by_name[flat.names[place]]
+        for region, piece in zip(held.regions, memory[at], strict=True):
+            if prod(region[1]):
+                targets.pieces.append(Piece(number, region, piece))
+    for at in range(len(tensors), len(both)):
+        if ties.get(at, at) not in filled:
+            targets.missing.append(names[at])
+
+
+def unexpected(flat: Flat, contents: Contents, used: set[int]) -> tuple[list[str], list[str]]:
+    """Names of the checkpoint that the state has nothing for: those under its own top-level keys, and others. Per-rank
+    values are neither."""
+    whole = any(not path for _, path, _ in flat.owners)
+    tops = {path[0] for path in flat.paths}
+    tops |= {path[0] for _, path, _ in flat.owners if path}
+    tops |= {name.partition(".")[0] for name in flat.empty}
+    inside: list[str] = []
+    outside: list[str] = []
+    for number, (name, path, *_) in enumerate(contents.entries):
+        if number in used or name.startswith(PER_RANK):
+            continue
+        ours = whole or (path[0] in tops if path else _under(name, tops))
+        (inside if ours else outside).append(name)
+    return inside, outside
+
+
+def _under(name: str, tops: set[Any]) -> bool:
+    return any(name == top or name.startswith(f"{top}.") for top in tops)
+
+
+def nested_value(name: str, value: Any, keys: Path) -> Any:
+    """The value at a path inside of another. Errors: `structure_mismatch`."""
+    for key in keys:
+        if isinstance(value, Mapping):
+            by_text = {str(own): own for own in value}
+            if str(key) in by_text:
+                value = value[by_text[str(key)]]
+                continue
+        elif isinstance(value, list) and isinstance(key, int) and key < len(value):
+            value = value[key]
+            continue
+        what = f"{quoted(name)} is not in the checkpoint, and not in the value stored above it"
+        raise make("structure_mismatch", what)
+    return value

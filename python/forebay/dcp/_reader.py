@@ -1,0 +1,216 @@
+"""`Reader`: torch plans, the native part reads the ranges that the plan names.
+
+What metadata torch gets is made from the native catalog, so that no pickle is executed. Objects are compared with the list
+of harmless classes before the planner unpickles them, unless `weights_only=False`.
+
+Like `Writer` it holds no native object when it is pickled.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from forebay import _native
+from forebay._catalog import PathLike
+from forebay._ckpt.held import dtype_of
+from forebay._ckpt.objects import check_harmless
+from forebay._ckpt.restoring import read_regions
+from forebay._errors import make, quoted
+from forebay.dcp._alone import read_metadata
+
+
+class Reader(StorageReader):
+    """A StorageReader that reads natively: checkpoints of Forebay and of torch.
+
+    Args:
+        path: the checkpoint's folder; `checkpoint_id` of `dcp.load` replaces it.
+        threads: worker threads.
+        weights_only: refuse objects whose classes are not known to be harmless, as `torch.load` does.
+    """
+
+    def __init__(
+        self, path: PathLike, *, threads: int | None = None, weights_only: bool = True
+    ) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self.threads = threads
+        self.weights_only = weights_only
+        self.load_id = secrets.token_hex(16)
+        self._opened: _Opened | None = None
+        self._stock: FileSystemReader | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None, "_stock": None}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A new load, from another folder if one is given."""
+        if checkpoint_id:
+            self.path = Path(checkpoint_id)
+        self.load_id = secrets.token_hex(16)
+        self._opened = self._stock = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The metadata. With `rank` that of the checkpoint that this rank wrote for itself."""
+        rank = kwargs.get("rank")
+        self._opened = self._stock = None
+        if rank is not None:
+            return self._rank_metadata(int(rank))
+        return self._describe(self.path)
+
+    def _rank_metadata(self, rank: int) -> Metadata:
+        home = self.path / f"__{rank}"
+        if home.is_dir():
+            return self._describe(home)
+        # Written by torch: its reader follows the metadata, which is read without executing it.
+        metadata = read_metadata(self.path / f"__{rank}.metadata")
+        self._stock = FileSystemReader(self.path)
+        self._stock.storage_data = metadata.storage_data
+        return metadata
+
+    def _describe(self, folder: Path) -> Metadata:
+        opened = self._opened = _Opened(folder)
+        entries: dict[str, Any] = {}
+        paths: dict[str, Any] = {}
+        for name, path, kind, dtype, shape in opened.checkpoint.entries:
+            if path:
+                paths[name] = path
+            if kind != 0:
+                entries[name] = BytesStorageMetadata()
+                continue
+            chunks = [
+                ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+                for offsets, sizes in opened.checkpoint.chunks(name)
+            ]
+            properties = TensorProperties(dtype_of(dtype or ""))
+            entries[name] = TensorStorageMetadata(properties, torch.Size(shape), chunks)
+        meta = StorageMeta(checkpoint_id=str(self.path), load_id=self.load_id)
+        metadata = Metadata(entries, paths or None, {}, meta)
+        # A field since torch 2.9.
+        metadata.version = "1.0.0"
+        return metadata
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Opens what `read_metadata` of another process or object described."""
+        if self._opened is None and self._stock is None:
+            self._opened = _Opened(self.path)
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Nothing to add."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Nothing to add."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Reads what the plan lists; every byte that has a checksum is compared with it."""
+        if self._stock is not None:
+            return self._stock.read_data(plan, planner)
+        opened = self._opened = self._opened or _Opened(self.path)
+        by_device: dict[str, list[_Wanted]] = {}
+        for item in plan.items:
+            if item.type == LoadItemType.BYTE_IO:
+                name = item.storage_index.fqn
+                archive = opened.checkpoint.object(name)
+                if self.weights_only:
+                    check_harmless(name, archive)
+                planner.load_bytes(item, io.BytesIO(archive))
+            else:
+                wanted = _Wanted(opened, item, planner)
+                by_device.setdefault(wanted.device, []).append(wanted)
+        for device, group in by_device.items():
+            self._read(opened, planner, device, group)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _read(
+        self, opened: _Opened, planner: LoadPlanner, device: str, group: list[_Wanted]
+    ) -> None:
+        filled = [one for one in group if one.memory.numel()]
+        if filled:
+            wants = [one.want for one in filled]
+            memory = [one.memory for one in filled]
+            read_regions(opened.checkpoint, wants, memory, device, self.threads)
+        for one in group:
+            one.commit(planner)
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The folder."""
+        return str(self.path)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether a name is a folder."""
+        return "://" not in str(checkpoint_id) and Path(checkpoint_id).is_dir()
+
+
+class _Opened:
+    """An open checkpoint, and its entries by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkpoint = _native.Checkpoint(folder)
+        entries = self.checkpoint.entries
+        self.numbers = {entry[0]: number for number, entry in enumerate(entries)}
+        self.dtypes = [entry[3] for entry in entries]
+
+
+class _Wanted:
+    """One item of a plan: a region, and memory for it."""
+
+    def __init__(self, opened: _Opened, item: ReadItem, planner: LoadPlanner) -> None:
+        self.item = item
+        name = item.storage_index.fqn
+        number = opened.numbers.get(name)
+        if number is None:
+            raise make("no_such_tensor", f"the checkpoint has no {quoted(name)}")
+        start = item.storage_index.offset or (0,) * len(item.storage_offsets)
+        offsets = [low + more for low, more in zip(start, item.storage_offsets, strict=True)]
+        self.want = (number, offsets, list(item.lengths))
+        self.target: torch.Tensor = planner.resolve_tensor(item).detach()
+        if self.target.shape != item.lengths:
+            what = f"{quoted(name)}: the plan says {list(item.lengths)}, the planner gives "
+            raise make("structure_mismatch", f"{what}{list(self.target.shape)}")
+        dtype = dtype_of(opened.dtypes[number] or "")
+        place = self.target.device
+        self.device = f"cuda:{place.index}" if place.type == "cuda" else "host"
+        direct = (
+            self.target.dtype == dtype
+            and place.type in ("cpu", "cuda")
+            and self.target.is_contiguous()
+            and not self.target.is_conj()
+            and not self.target.is_neg()
+        )
+        if direct:
+            self.memory = self.target
+        else:
+            made_on = place if place.type == "cuda" else "cpu"
+            self.memory = torch.empty(self.target.shape, dtype=dtype, device=made_on)
+
+    def commit(self, planner: LoadPlanner) -> None:
+        """Hands the tensor to the planner; casts and copies as torch's reader does."""
+        if self.memory is not self.target:
+            with torch.no_grad():
+                self.target.copy_(self.memory)
+        planner.commit_tensor(self.item, self.target)

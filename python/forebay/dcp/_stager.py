@@ -1,0 +1,306 @@
+"""`Stager`: a copy of a state in host memory that is set aside once.
+
+All tensors of a state are copied into one block, pinned where there is a GPU, cut into views. The block is kept for the next
+state; but never used again while a tensor of the state that was handed out lives, because that is how long the save that got
+it may still read. A second block is made then; more than `blocks` are not: the next `stage` waits.
+
+With `share_memory` the block is shared memory, so that `async_save` in process mode hands one descriptor to the other process,
+not one a tensor.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.staging import AsyncStager
+
+from forebay._ckpt.held import is_dtensor, is_sharded_tensor, local_of
+from forebay._errors import make, quoted, usage
+
+#: Tensors start at multiples of this.
+ALIGN_BYTES = 512
+
+#: How long `stage` waits for a block.
+WAIT_SECONDS = 600.0
+
+_LOOK_SECONDS = 0.005
+_DEPTH_MAX = 100
+
+#: torch types little of it.
+_cuda: Any = torch.cuda
+
+
+@dataclass(slots=True)
+class _Block:
+    """Memory of one staged state."""
+
+    bytes: torch.Tensor
+    #: The tensors that were handed out.
+    lent: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    pinned: bool = False
+
+    def is_free(self) -> bool:
+        return all(one() is None for one in self.lent)
+
+
+class Stager(AsyncStager):
+    """An AsyncStager that keeps its memory; it works again after `close`.
+
+    Args:
+        asynchronous: return a Future: copies of a GPU run beside the caller, who may change the state once the staging
+            future of `async_save`'s answer is done.
+        share_memory: stage into shared memory, for process mode.
+        blocks: states that may be staged at a time.
+    """
+
+    _synchronize_after_execute = True
+
+    def __init__(
+        self, *, asynchronous: bool = False, share_memory: bool = False, blocks: int = 2
+    ) -> None:
+        if type(blocks) is not int or blocks < 1:
+            raise usage(f"blocks is {blocks!r}, a whole number from 1 is needed")
+        self.asynchronous = asynchronous
+        self.share_memory = share_memory
+        self.blocks = blocks
+        self._kept: list[_Block] = []
+        self._executor: ThreadPoolExecutor | None = None
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._pending: Future[dict[str, Any]] | None = None
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """`async_save` waits for the copies before it returns; an asynchronous one is waited for by its future."""
+        return not self.asynchronous
+
+    def stage(self, state_dict: dict[str, Any]) -> Any:
+        """A copy of the state in host memory, or a future of it."""
+        self.synchronize_staging()
+        tensors: list[torch.Tensor] = []
+        staged = _Copy(tensors).of(state_dict, 0)
+        block = self._take(sum(_aligned(tensor.nbytes) for tensor in tensors))
+        views = _cut(block.bytes, tensors)
+        events = self._copy(tensors, views)
+        block.lent = [weakref.ref(view) for view in views]
+        built = staged(iter(views))
+        del views
+        if not self.asynchronous:
+            for event in events:
+                event.synchronize()
+            return built
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix="forebay-stage")
+        self._pending = self._executor.submit(_settled, built, events)
+        return self._pending
+
+    def _copy(
+        self, tensors: list[torch.Tensor], views: list[torch.Tensor]
+    ) -> list[torch.cuda.Event]:
+        by_device: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        with torch.no_grad():
+            for tensor, view in zip(tensors, views, strict=True):
+                if tensor.is_cuda:
+                    by_device.setdefault(tensor.device, []).append((tensor, view))
+                else:
+                    view.copy_(tensor)
+            events = []
+            for device, pairs in by_device.items():
+                stream = self._streams.get(device)
+                if stream is None:
+                    stream = self._streams[device] = _cuda.Stream(device)
+                stream.wait_stream(_cuda.current_stream(device))
+                with _cuda.stream(stream):
+                    for tensor, view in pairs:
+                        view.copy_(tensor, non_blocking=True)
+                        # The allocator must not hand the memory out while the copy runs.
+                        tensor.record_stream(stream)
+                    events.append(stream.record_event())
+        return events
+
+    def _take(self, size: int) -> _Block:
+        until = monotonic() + WAIT_SECONDS
+        while True:
+            free = [block for block in self._kept if block.is_free()]
+            fitting = [block for block in free if block.bytes.nbytes >= size]
+            if fitting:
+                return min(fitting, key=lambda block: block.bytes.nbytes)
+            if free:
+                # Too small for this state, so too small for the next.
+                self._drop(free[0])
+                continue
+            if len(self._kept) < self.blocks:
+                block = self._make(size)
+                self._kept.append(block)
+                return block
+            if monotonic() > until:
+                what = (
+                    f"{len(self._kept)} staged states are still in use after {WAIT_SECONDS:.0f} s"
+                )
+                raise make("timeout", what, None, ["wait for the saves before, or pass blocks="])
+            # A state that nobody uses may hang in a cycle.
+            gc.collect()
+            sleep(_LOOK_SECONDS)
+
+    def _make(self, size: int) -> _Block:
+        pin = _cuda.is_available() and _cuda.is_initialized()
+        memory: Any
+        if not self.share_memory:
+            memory = torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pin)
+            return _Block(memory)
+        memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+        memory.share_memory_()
+        return _Block(memory, pinned=pin and size > 0 and _register(memory))
+
+    def _drop(self, block: _Block) -> None:
+        self._kept.remove(block)
+        if block.pinned:
+            _cuda.cudart().cudaHostUnregister(block.bytes.data_ptr())
+
+    def synchronize_staging(self) -> None:
+        """Waits until the last state is staged."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Gives all memory back that no staged state needs. The next `stage` takes some again."""
+        self.synchronize_staging()
+        if self._executor is not None:
+            self._executor.shutdown(wait=True)
+            self._executor = None
+        for block in list(self._kept):
+            if block.is_free():
+                self._drop(block)
+        self._kept = [block for block in self._kept if not block.is_free()]
+        self._streams.clear()
+
+
+def _settled(built: dict[str, Any], events: list[torch.cuda.Event]) -> dict[str, Any]:
+    for event in events:
+        event.synchronize()
+    return built
+
+
+def _register(memory: torch.Tensor) -> bool:
+    """Pins memory that is there. False if the driver says no: copies are slower then."""
+    result = _cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    return int(result) == 0
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def _cut(block: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    views = []
+    at = 0
+    for tensor in tensors:
+        size = tensor.nbytes
+        views.append(block[at : at + size].view(tensor.dtype).view(tensor.shape))
+        at += _aligned(size)
+    return views
+
+
+#: Makes a value from the next of the copies.
+_Build = Callable[[Any], Any]
+
+
+class _Copy:
+    """Goes through a state: lists its tensors, each once, and remembers how to build the same state from their copies."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
+        #: Place in the list, by what identifies the memory: tied tensors stay tied.
+        self._seen: dict[Any, int] = {}
+        self._copies: list[torch.Tensor] = []
+
+    def of(self, value: Any, depth: int) -> _Build:
+        """How to build a copy of a whole state."""
+        build = self._value(value, depth)
+
+        def built(copies: Any) -> Any:
+            self._copies = list(copies)
+            made = build(None)
+            self._copies = []
+            return made
+
+        return built
+
+    def _value(self, value: Any, depth: int) -> _Build:
+        if depth > _DEPTH_MAX:
+            raise usage(f"the state is nested deeper than {_DEPTH_MAX}", "is it a cycle?")
+        if is_dtensor(value):
+            return self._dtensor(value)
+        if is_sharded_tensor(value):
+            what = "a ShardedTensor is not staged"
+            raise make("unsupported", what, None, ["use DTensor state dicts, or torch's stager"])
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, Mapping):
+            inner = [(key, self._value(one, depth + 1)) for key, one in value.items()]
+            return lambda _: {key: build(None) for key, build in inner}
+        if isinstance(value, list | tuple):
+            return self._row(value, depth)
+        copied = importlib.import_module("copy").deepcopy(value)
+        return lambda _: copied
+
+    def _row(self, value: list[Any] | tuple[Any, ...], depth: int) -> _Build:
+        inner = [self._value(one, depth + 1) for one in value]
+        if isinstance(value, list):
+            return lambda _: [build(None) for build in inner]
+        if hasattr(value, "_fields"):
+            kind = type(value)
+            return lambda _: kind(*(build(None) for build in inner))
+        return lambda _: tuple(build(None) for build in inner)
+
+    def _tensor(self, value: torch.Tensor) -> _Build:
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            kind = "meta" if value.is_meta else "quantized" if value.is_quantized else "sparse"
+            raise make("unsupported", f"a {kind} tensor is not staged: {quoted(value.shape)}")
+        plain = value.detach()
+        key = (
+            plain.untyped_storage()._cdata,
+            plain.storage_offset(),
+            plain.dtype,
+            plain.shape,
+            plain.stride(),
+        )
+        at = self._seen.get(key)
+        if at is None:
+            at = self._seen[key] = len(self._tensors)
+            self._tensors.append(plain)
+        place = at
+        fields = {
+            name: getattr(value, name)
+            for name in ("global_shape", "global_offsets", "local_offsets", "local_sizes")
+            if hasattr(value, name)
+        }
+
+        def build(_: Any) -> torch.Tensor:
+            made = self._copies[place]
+            for name, field_ in fields.items():
+                setattr(made, name, field_)
+            return made
+
+        return build
+
+    def _dtensor(self, value: Any) -> _Build:
+        local = self._tensor(local_of(value))
+        kind = type(value)
+        mesh, placements = value.device_mesh, value.placements
+        shape, stride = value.shape, value.stride()
+
+        def build(_: Any) -> Any:
+            return kind.from_local(
+                local(None), mesh, placements, run_check=False, shape=shape, stride=stride
+            )
+
+        return build

@@ -21,6 +21,24 @@ impl Simulator {
         Self { folder }
     }
 
+    /// A driver that lacks these functions: a copy of the library in which their names are others.
+    #[allow(dead_code, reason = "not every program that includes this file needs it")]
+    pub(crate) fn without(symbols: &[&str]) -> Self {
+        let mut bytes = std::fs::read(library()).unwrap();
+        for symbol in symbols {
+            // As it stands in the table of names. Whoever looks it up finds its place, and another name there.
+            let name = [b"\0", symbol.as_bytes(), b"\0"].concat();
+            let places: Vec<_> = (0..bytes.len() - name.len())
+                .filter(|&at| bytes[at..].starts_with(&name))
+                .collect();
+            assert!(!places.is_empty(), "the simulator has no {symbol}");
+            places.iter().for_each(|at| bytes[at + 1] = b'x');
+        }
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("libcuda.so.1"), bytes).unwrap();
+        Self { folder }
+    }
+
     /// Makes `command` find the simulator, with these settings and no others.
     pub(crate) fn apply<'a>(
         &self,

@@ -22,6 +22,8 @@ pub(crate) struct Config {
     pub(crate) copy_fail_at: Option<u64>,
     pub(crate) copy_fail_code: Status,
     pub(crate) copy_fail_late: bool,
+    pub(crate) module_fail: Option<Status>,
+    pub(crate) launch_fail: Option<Status>,
 }
 
 /// The settings, read at the first call.
@@ -40,6 +42,8 @@ pub(crate) fn config() -> &'static Config {
         copy_fail_at: setting("SIMGPU_COPY_FAIL_AT"),
         copy_fail_code: setting("SIMGPU_COPY_FAIL_CODE").unwrap_or(ILLEGAL_ADDRESS),
         copy_fail_late: switch("SIMGPU_COPY_FAIL_LATE", false),
+        module_fail: setting("SIMGPU_MODULE_FAIL"),
+        launch_fail: setting("SIMGPU_LAUNCH_FAIL"),
     })
 }
 

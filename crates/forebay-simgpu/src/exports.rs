@@ -2,11 +2,12 @@
 //!
 //! Each takes its pointers apart, and leaves the work to the other modules. A null pointer for a result gives 1.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use crate::check::violation;
 use crate::config::config;
 use crate::copies::{MAX_PITCH, Request};
+use crate::kernel;
 use crate::state::{self, wait_for, with_context, with_driver};
 use crate::status::{
     INVALID_DEVICE, INVALID_VALUE, NOT_READY, NOT_SUPPORTED, Outcome, SUCCESS, Status, text,
@@ -402,4 +403,78 @@ pub(crate) extern "C" fn event_query(event: *mut c_void) -> Status {
 pub(crate) extern "C" fn event_synchronize(event: *mut c_void) -> Status {
     let mark = with_context("cuEventSynchronize", |state| state.event(event as usize));
     code(mark.and_then(|mark| mark.map_or(Ok(()), |mark| wait_for(&mark))))
+}
+
+#[unsafe(export_name = "cuModuleLoadData")]
+pub(crate) unsafe extern "C" fn module_load_data(
+    module: *mut *mut c_void,
+    image: *const c_void,
+) -> Status {
+    if image.is_null() {
+        return INVALID_VALUE;
+    }
+    // SAFETY: PTX is text that ends with NUL; nothing else is known here.
+    let image = unsafe { CStr::from_ptr(image.cast()) };
+    code(with_context("cuModuleLoadData", |state| {
+        let handle = state.load_module(image)?;
+        // SAFETY: as above.
+        unsafe { store(module, handle as *mut c_void) }
+    }))
+}
+
+#[unsafe(export_name = "cuModuleGetFunction")]
+pub(crate) unsafe extern "C" fn module_get_function(
+    function: *mut *mut c_void,
+    module: *mut c_void,
+    name: *const c_char,
+) -> Status {
+    if name.is_null() {
+        return INVALID_VALUE;
+    }
+    // SAFETY: text, by the function's contract.
+    let name = unsafe { CStr::from_ptr(name) };
+    code(with_context("cuModuleGetFunction", |state| {
+        let handle = state.function(module as usize, name)?;
+        // SAFETY: as above.
+        unsafe { store(function, handle as *mut c_void) }
+    }))
+}
+
+#[unsafe(export_name = "cuLaunchKernel")]
+pub(crate) unsafe extern "C" fn launch_kernel(
+    function: *mut c_void,
+    grid_x: c_uint,
+    grid_y: c_uint,
+    grid_z: c_uint,
+    block_x: c_uint,
+    block_y: c_uint,
+    block_z: c_uint,
+    shared_bytes: c_uint,
+    stream: *mut c_void,
+    parameters: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Status {
+    code(with_context("cuLaunchKernel", |state| {
+        state.check_function(function as usize)?;
+        if parameters.is_null() || !extra.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: the caller passes a pointer to each of the kernel's parameters, of their types.
+        let (list, results, count) = unsafe {
+            (
+                (*parameters).cast::<u64>().read(),
+                (*parameters.add(1)).cast::<u64>().read(),
+                (*parameters.add(2)).cast::<u32>().read(),
+            )
+        };
+        let request = kernel::Request {
+            grid: [grid_x, grid_y, grid_z],
+            block: [block_x, block_y, block_z],
+            shared_bytes,
+            list,
+            results,
+            count,
+        };
+        state.launch(request, stream as usize)
+    }))
 }

@@ -28,7 +28,8 @@
 //!
 //! # What it is not
 //!
-//! No kernels, no device-to-device copies, no graphs; streams made without `CU_STREAM_NON_BLOCKING` do not wait for the
+//! No kernels but the one of `forebay-device` that computes checksums (`kernel.rs`), which is not run but computed; no
+//! device-to-device copies, no graphs; streams made without `CU_STREAM_NON_BLOCKING` do not wait for the
 //! default stream. Times mean nothing. Shared memory that is no file's (memfd) counts as a file's.
 //!
 //! # Settings
@@ -49,6 +50,10 @@
 //! | `SIMGPU_COPY_FAIL_AT` | the copy that fails, counted from 1 | none |
 //! | `SIMGPU_COPY_FAIL_CODE` | its code | 700 |
 //! | `SIMGPU_COPY_FAIL_LATE` | 1: it fails when it runs, and every call after that gives its code | 0 |
+//! | `SIMGPU_MODULE_FAIL` | the code that loading a module gives | none |
+//! | `SIMGPU_LAUNCH_FAIL` | the code that every launch gives | none |
+//!
+//! A driver without some of the functions is made by `harness.rs` (`Simulator::without`).
 
 mod check;
 mod config;
@@ -56,6 +61,7 @@ mod copies;
 mod device;
 mod exports;
 mod host;
+mod kernel;
 mod state;
 mod status;
 mod stream;

@@ -10,6 +10,7 @@ use crate::check::{context_works, violation};
 use crate::config::config;
 use crate::device::DeviceMemory;
 use crate::host::Registrations;
+use crate::kernel::Modules;
 use crate::status::{INVALID_CONTEXT, INVALID_HANDLE, NOT_INITIALIZED, Outcome, UNKNOWN};
 use crate::stream::{Mark, Stream, Work};
 
@@ -31,12 +32,15 @@ pub(crate) struct State {
     pub(crate) memory: DeviceMemory,
     pub(crate) registrations: Registrations,
     pub(crate) copies: u64,
+    pub(crate) kernels: Modules,
     streams: HashMap<usize, Arc<Stream>>,
     /// `None`: never recorded, which counts as reached.
     events: HashMap<usize, Option<Mark>>,
     handles: usize,
     /// Copies that the caller does not know to be done, by stream and number.
     pending: BTreeMap<(u64, u64), Pending>,
+    /// Device memory of launches, likewise.
+    launched: BTreeMap<(u64, u64), Vec<Range<u64>>>,
     /// What a stream waited for: (stream, number) is later than the mark.
     waits: BTreeMap<(u64, u64), (u64, u64)>,
 }
@@ -119,16 +123,18 @@ impl State {
             memory: DeviceMemory::new(limit)?,
             registrations: Registrations::default(),
             copies: 0,
+            kernels: Modules::default(),
             streams: HashMap::new(),
             events: HashMap::new(),
             handles: 0,
             pending: BTreeMap::new(),
+            launched: BTreeMap::new(),
             waits: BTreeMap::new(),
         })
     }
 
     /// A handle that never was one before, so that a stale one is found out.
-    fn fresh_handle(&mut self) -> usize {
+    pub(crate) fn fresh_handle(&mut self) -> usize {
         self.handles += 1;
         0x1_0000 + self.handles * 16
     }
@@ -208,12 +214,18 @@ impl State {
         self.pending.insert((mark.stream.id, mark.number), pending);
     }
 
+    /// Notes more memory of a launch, likewise.
+    pub(crate) fn hold_for_kernel(&mut self, key: (u64, u64), ranges: Vec<Range<u64>>) {
+        self.launched.entry(key).or_default().extend(ranges);
+    }
+
     /// The caller knows that all up to a point is done, and so all that came before what was waited for there.
     pub(crate) fn learn(&mut self, mark: &Mark) {
         let mut known = vec![(mark.stream.id, mark.number)];
         while let Some((stream, number)) = known.pop() {
             let range = (stream, 0)..=(stream, number);
             take_range(&mut self.pending, range.clone());
+            take_range(&mut self.launched, range.clone());
             known.extend(take_range(&mut self.waits, range));
         }
     }
@@ -230,7 +242,17 @@ impl State {
         let uses = |pending: &Pending| {
             pending.device.start < range.end && range.start < pending.device.end
         };
-        self.check_unused(uses, || format!("device memory {range:#x?} freed"))
+        self.check_unused(uses, || format!("device memory {range:#x?} freed"))?;
+        let mut launched = self.launched.values().flatten();
+        match launched.find(|used| used.start < range.end && range.start < used.end) {
+            Some(used) => {
+                let what = format!(
+                    "device memory {range:#x?} freed before a kernel that uses {used:#x?} was waited for"
+                );
+                violation(crate::status::INVALID_VALUE, &what)
+            }
+            None => Ok(()),
+        }
     }
 
     fn check_unused(

@@ -9,6 +9,7 @@ use crate::check::{break_context, context_works, violation};
 use crate::config::config;
 use crate::device::POISON;
 use crate::host;
+use crate::kernel::Launch;
 use crate::status::{ILLEGAL_ADDRESS, Status};
 
 /// A stream. Its operations are numbered from 1, in the order in which they were queued and will run.
@@ -36,6 +37,7 @@ pub(crate) struct Mark {
 /// What a stream does.
 pub(crate) enum Work {
     Copy(Copy),
+    Launch(Launch),
     /// Nothing: an event was put here.
     Point,
     WaitFor(Mark),
@@ -134,7 +136,12 @@ impl Stream {
                 random.delay();
                 copy.run();
             }
-            Work::Copy(_) => {}
+            Work::Launch(launch) if context_works().is_ok() => {
+                random.delay();
+                let number = self.lock().done + 1;
+                launch.run((self.id, number));
+            }
+            Work::Copy(_) | Work::Launch(_) => {}
         }
     }
 

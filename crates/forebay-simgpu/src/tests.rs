@@ -1,6 +1,6 @@
 //! The rules, each kept and broken once. **unsafe**: through the C functions, as programs use them.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::ptr;
@@ -306,4 +306,98 @@ fn rows_go_to_their_places_and_stay_in_range() {
     // SAFETY: as above.
     assert_eq!(unsafe { memcpy_2d_async(&rows(MIB / 4 + 1), stream) }, INVALID_VALUE);
     assert_eq!(driver.violations(), 2);
+}
+
+const PTX: &CStr = c".version 8.0
+.target sm_75
+.visible .entry forebay_crc32(
+.param .u64 list,
+.param .u64 results,
+.param .u32 count
+)
+.maxntid 256, 1, 1
+{ ret; }";
+
+fn kernel() -> *mut c_void {
+    let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
+    // SAFETY: valid places and texts; so below.
+    unsafe {
+        assert_eq!(module_load_data(&mut module, PTX.as_ptr().cast()), SUCCESS);
+        assert_eq!(module_get_function(&mut function, module, c"other".as_ptr()), NOT_FOUND);
+        let name = c"forebay_crc32";
+        assert_eq!(module_get_function(&mut function, module, name.as_ptr()), SUCCESS);
+    }
+    function
+}
+
+fn launch(
+    function: *mut c_void,
+    mut list: u64,
+    mut results: u64,
+    mut count: u32,
+    threads: u32,
+    stream: *mut c_void,
+) -> Status {
+    let mut parameters: [*mut c_void; 3] = [
+        ptr::from_mut(&mut list).cast(),
+        ptr::from_mut(&mut results).cast(),
+        ptr::from_mut(&mut count).cast(),
+    ];
+    let (place, none) = (parameters.as_mut_ptr(), ptr::null_mut());
+    // SAFETY: a pointer to each parameter.
+    unsafe { launch_kernel(function, 1, 1, 1, threads, 1, 1, 0, stream, place, none) }
+}
+
+#[test]
+fn a_kernel_runs_in_its_turn_and_its_memory_stays() {
+    let driver = driver();
+    let (function, stream) = (kernel(), stream());
+    let (data, list, results) = (allocate(MIB), allocate(PAGE), allocate(PAGE));
+    let host = Pages::new(PAGE);
+    assert_eq!(host.register(0), SUCCESS);
+    host.bytes()[..9].copy_from_slice(b"123456789");
+    let entries = [data, 9, 0, 0];
+    for (index, word) in entries.iter().enumerate() {
+        host.bytes()[64 + index * 8..][..8].copy_from_slice(&word.to_le_bytes());
+    }
+    assert_eq!(to_device(data, host.address, 9, stream), SUCCESS);
+    assert_eq!(to_device(list, host.address + 64, 32, stream), SUCCESS);
+    assert_eq!(launch(function, list, results, 2, 256, stream), SUCCESS);
+    // What it is to read comes after the two copies, so it is not there yet as a rule.
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!(mem_free(results), INVALID_VALUE, "nobody has waited");
+    assert_eq!(driver.violations(), 1);
+    assert_eq!(stream_synchronize(stream), SUCCESS);
+    let found = read_back(results, 8);
+    assert_eq!(found, [0xCBF4_3926_u32.to_le_bytes(), [0; 4]].concat());
+    // Known only when it runs: what the list names.
+    assert_eq!(launch(function, list, results, 2, 256, stream), SUCCESS);
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!(mem_free(data), INVALID_VALUE);
+    assert_eq!(driver.violations(), 2);
+    assert_eq!(stream_synchronize(stream), SUCCESS);
+    for address in [data, list, results] {
+        assert_eq!(mem_free(address), SUCCESS);
+    }
+    assert_eq!(host.unregister(), SUCCESS);
+    assert_eq!(driver.violations(), 2);
+}
+
+#[test]
+fn launches_are_checked() {
+    let driver = driver();
+    let (function, stream) = (kernel(), stream());
+    let memory = allocate(PAGE);
+    let end = memory + PAGE as u64;
+    assert_eq!(launch(stream, memory, memory, 1, 256, stream), INVALID_HANDLE);
+    assert_eq!(launch(function, memory, memory, 1, 128, stream), INVALID_VALUE);
+    assert_eq!(launch(function, end - 16, memory, 2, 256, stream), ILLEGAL_ADDRESS);
+    assert_eq!(launch(function, memory, end - 4, 2, 256, stream), ILLEGAL_ADDRESS);
+    assert_eq!(launch(function, memory + 4, memory, 1, 256, stream), MISALIGNED);
+    assert_eq!(driver.violations(), 5);
+    // The list is poison.
+    assert_eq!(launch(function, memory, memory, 1, 256, stream), SUCCESS);
+    assert_eq!(stream_synchronize(stream), ILLEGAL_ADDRESS);
+    break_context(SUCCESS);
+    assert_eq!(driver.violations(), 6);
 }

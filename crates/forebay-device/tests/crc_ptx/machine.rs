@@ -3,7 +3,7 @@
 //! A thread runs until it must wait for others: at an exchange between lanes for the rest of its warp, which must come
 //! to the same one, at a barrier for the rest of its CTA.
 
-use crate::ptx::{Code, Compare, Kernel, Kind, Op, Operand, Space, Special};
+use crate::ptx::{CTA, CTAS, Code, Compare, Kernel, Kind, Op, Space, THREAD};
 
 const WARP: usize = 32;
 
@@ -41,6 +41,7 @@ impl Memory {
 }
 
 struct Thread {
+    index: usize,
     at: usize,
     values: Vec<u64>,
     ran: u64,
@@ -82,11 +83,15 @@ pub(crate) fn launch(kernel: &Kernel, memory: &mut Memory, ctas: u64, parameters
 
 impl Cta<'_> {
     fn run(mut self) {
-        let fresh = || Thread { at: 0, values: vec![0; self.kernel.registers], ran: 0 };
-        let mut threads: Vec<Thread> = (0..self.kernel.threads).map(|_| fresh()).collect();
+        let fresh = |index| {
+            let mut values = self.kernel.values.clone();
+            (values[THREAD], values[CTA], values[CTAS]) = (index as u64, self.index, self.count);
+            Thread { index, at: 0, values, ran: 0 }
+        };
+        let mut threads: Vec<Thread> = (0..self.kernel.threads).map(fresh).collect();
         loop {
             let stops: Vec<Stop> = (0..threads.len() / WARP)
-                .map(|warp| self.warp(warp * WARP, &mut threads[warp * WARP..][..WARP]))
+                .map(|warp| self.warp(&mut threads[warp * WARP..][..WARP]))
                 .collect();
             assert!(stops.iter().all(|stop| *stop == stops[0]), "warps part ways: {stops:?}");
             if stops[0] == Stop::End {
@@ -98,13 +103,9 @@ impl Cta<'_> {
     }
 
     /// Runs a warp up to a barrier or the end.
-    fn warp(&mut self, first: usize, lanes: &mut [Thread]) -> Stop {
+    fn warp(&mut self, lanes: &mut [Thread]) -> Stop {
         loop {
-            let stops: Vec<Stop> = lanes
-                .iter_mut()
-                .enumerate()
-                .map(|(lane, thread)| self.thread((first + lane) as u64, thread))
-                .collect();
+            let stops: Vec<Stop> = lanes.iter_mut().map(|lane| self.thread(lane)).collect();
             let same = lanes.iter().all(|lane| lane.at == lanes[0].at);
             assert!(
                 same && stops.iter().all(|stop| *stop == stops[0]),
@@ -113,71 +114,45 @@ impl Cta<'_> {
             if stops[0] != Stop::Lanes {
                 return stops[0];
             }
-            self.exchange(first as u64, lanes);
+            exchange(&self.kernel.ops[lanes[0].at], lanes);
         }
     }
 
-    fn exchange(&self, first: u64, lanes: &mut [Thread]) {
-        let op = &self.kernel.ops[lanes[0].at];
-        let get = |lanes: &[Thread], lane: usize, index: usize| {
-            self.value(first + lane as u64, &lanes[lane], op.from[index])
-        };
-        let values: Vec<u64> = (0..WARP).map(|lane| get(lanes, lane, 0)).collect();
-        for lane in 0..WARP {
-            let (apart, clamp, members) =
-                (get(lanes, lane, 1), get(lanes, lane, 2), get(lanes, lane, 3));
-            assert!((clamp, members as u32) == (31, u32::MAX), "all lanes of the warp");
-            lanes[lane].values[op.to] = values[lane ^ apart as usize];
-        }
-        lanes.iter_mut().for_each(|lane| lane.at += 1);
-    }
-
-    fn thread(&mut self, index: u64, thread: &mut Thread) -> Stop {
+    fn thread(&mut self, thread: &mut Thread) -> Stop {
         let kernel = self.kernel;
         loop {
             let op = &kernel.ops[thread.at];
             thread.ran += 1;
-            assert!(thread.ran < OPS_MAX, "thread {index} does not end");
-            if op.guard.is_some_and(|(register, wanted)| (thread.values[register] != 0) != wanted) {
+            assert!(thread.ran < OPS_MAX, "thread {} does not end", thread.index);
+            if let Some((register, wanted)) = op.guard
+                && (thread.values[register] != 0) != wanted
+            {
                 thread.at += 1;
                 continue;
             }
+            let [a, b, c, _] = op.from;
+            let values = &mut thread.values;
             match op.code {
                 Code::ExchangeLanes => return Stop::Lanes,
                 Code::Barrier => return Stop::Barrier,
                 Code::Return => return Stop::End,
-                Code::Branch(to) => thread.at = to,
+                Code::Branch(to) => {
+                    thread.at = to;
+                    continue;
+                }
+                // Most of all are these.
+                Code::Xor => values[op.to] = cut(values[a] ^ values[b], op.kind.bits()),
                 Code::Store(space) => {
-                    let at = self.address(index, thread, op);
-                    let value = self.value(index, thread, op.from[2]);
-                    self.store(space, at, value, op.kind.bits() as usize / 8);
-                    thread.at += 1;
+                    let at = values[a].wrapping_add(values[b]);
+                    self.store(space, at, values[c], op.kind.bits() as usize / 8);
                 }
                 Code::Load(space) => {
-                    let at = self.address(index, thread, op);
-                    thread.values[op.to] = self.load(space, at, op.kind.bits() as usize / 8);
-                    thread.at += 1;
+                    let at = values[a].wrapping_add(values[b]);
+                    values[op.to] = self.load(space, at, op.kind.bits() as usize / 8);
                 }
-                _ => {
-                    let from = [0, 1, 2].map(|at| self.value(index, thread, op.from[at]));
-                    thread.values[op.to] = compute(op, from);
-                    thread.at += 1;
-                }
+                _ => values[op.to] = compute(op, [values[a], values[b], values[c]]),
             }
-        }
-    }
-
-    fn address(&self, index: u64, thread: &Thread, op: &Op) -> u64 {
-        self.value(index, thread, op.from[0]).wrapping_add(self.value(index, thread, op.from[1]))
-    }
-
-    fn value(&self, index: u64, thread: &Thread, operand: Operand) -> u64 {
-        match operand {
-            Operand::Register(register) => thread.values[register],
-            Operand::Constant(value) => value,
-            Operand::Special(Special::Thread) => index,
-            Operand::Special(Special::Cta) => self.index,
-            Operand::Special(Special::Ctas) => self.count,
+            thread.at += 1;
         }
     }
 
@@ -209,6 +184,17 @@ impl Cta<'_> {
     }
 }
 
+fn exchange(op: &Op, lanes: &mut [Thread]) {
+    let [from, apart, clamp, members] = op.from;
+    let values: Vec<u64> = lanes.iter().map(|lane| lane.values[from]).collect();
+    for (index, lane) in lanes.iter_mut().enumerate() {
+        let all = (lane.values[clamp], lane.values[members] as u32) == (31, u32::MAX);
+        assert!(all, "all lanes of the warp");
+        lane.values[op.to] = values[index ^ lane.values[apart] as usize];
+        lane.at += 1;
+    }
+}
+
 fn compute(op: &Op, [a, b, c]: [u64; 3]) -> u64 {
     let bits = op.kind.bits();
     let result = match op.code {
@@ -217,7 +203,6 @@ fn compute(op: &Op, [a, b, c]: [u64; 3]) -> u64 {
         Code::Subtract => a.wrapping_sub(b),
         Code::And => a & b,
         Code::Or => a | b,
-        Code::Xor => a ^ b,
         Code::Not => !a,
         Code::Negate => a.wrapping_neg(),
         // Shifts by the width and more give what is left when all bits are gone.

@@ -3,24 +3,14 @@
 
 use std::collections::HashMap;
 
-/// A register: an index into a thread's values, the four classes one behind the other.
+/// A register: an index into a thread's values. What the launch says comes first, then the four classes one behind the
+/// other, then the constants of the text: an operand is always a register.
 pub(crate) type Register = usize;
 
-/// What an operation takes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Operand {
-    Register(Register),
-    Constant(u64),
-    Special(Special),
-}
-
-/// What the launch says.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Special {
-    Thread,
-    Cta,
-    Ctas,
-}
+pub(crate) const THREAD: Register = 0;
+pub(crate) const CTA: Register = 1;
+pub(crate) const CTAS: Register = 2;
+const SPECIALS: usize = 3;
 
 /// How operands are understood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,13 +80,14 @@ pub(crate) struct Op {
     /// Runs only if the predicate has this value.
     pub(crate) guard: Option<(Register, bool)>,
     pub(crate) to: Register,
-    pub(crate) from: [Operand; 4],
+    pub(crate) from: [Register; 4],
 }
 
 /// A kernel.
 pub(crate) struct Kernel {
     pub(crate) ops: Vec<Op>,
-    pub(crate) registers: usize,
+    /// A thread's values at the start: zeros, and the constants.
+    pub(crate) values: Vec<u64>,
     pub(crate) threads: usize,
     pub(crate) parameters: Vec<usize>,
     pub(crate) shared_bytes: usize,
@@ -113,6 +104,7 @@ struct Reader {
     /// First register of each class, and their number in all.
     classes: HashMap<&'static str, usize>,
     registers: usize,
+    constants: Vec<u64>,
     /// Places of parameters, shared memory and constants by name.
     symbols: HashMap<String, u64>,
     labels: HashMap<String, usize>,
@@ -125,7 +117,7 @@ struct Reader {
 
 /// Reads a module with one kernel.
 pub(crate) fn read(text: &str) -> Kernel {
-    let mut reader = Reader::default();
+    let mut reader = Reader { registers: SPECIALS, ..Reader::default() };
     let lines: Vec<&str> =
         text.lines().map(|line| line.split("//").next().unwrap_or("").trim()).collect();
     let mut bodies = Vec::new();
@@ -138,9 +130,12 @@ pub(crate) fn read(text: &str) -> Kernel {
             bodies.push(line.strip_suffix(';').unwrap_or_else(|| panic!("no operation: {line}")));
         }
     }
+    let ops = bodies.iter().map(|body| reader.operation(body)).collect();
+    let mut values = vec![0; reader.registers];
+    values.extend(reader.constants);
     Kernel {
-        ops: bodies.iter().map(|body| reader.operation(body)).collect(),
-        registers: reader.registers,
+        ops,
+        values,
         threads: reader.threads,
         parameters: reader.parameters,
         shared_bytes: reader.shared_bytes,
@@ -196,7 +191,7 @@ impl Reader {
         self.globals.push((at, bytes));
     }
 
-    fn operation(&self, body: &str) -> Op {
+    fn operation(&mut self, body: &str) -> Op {
         let (guard, body) = match body.strip_prefix('@') {
             Some(rest) => {
                 let (guard, rest) = rest.split_once(char::is_whitespace).unwrap();
@@ -219,7 +214,7 @@ impl Reader {
             Some(last) => kind(last),
             None => unreachable!(),
         };
-        let mut op = Op { code, kind, guard, to: 0, from: [Operand::Constant(0); 4] };
+        let mut op = Op { code, kind, guard, to: 0, from: [0; 4] };
         let from = match code {
             Code::Branch(_) | Code::Barrier | Code::Return => &[],
             Code::Store(_) => &operands[..],
@@ -274,19 +269,20 @@ impl Reader {
         }
     }
 
-    fn operand(&self, text: &str) -> Operand {
+    fn operand(&mut self, text: &str) -> Register {
         if let Some(register) = self.register(text) {
-            return Operand::Register(register);
+            return register;
         }
         match text {
-            "%tid.x" => Operand::Special(Special::Thread),
-            "%ctaid.x" => Operand::Special(Special::Cta),
-            "%nctaid.x" => Operand::Special(Special::Ctas),
-            _ => match (text.parse::<i64>(), self.symbols.get(text)) {
-                (Ok(value), _) => Operand::Constant(value as u64),
-                (_, Some(&place)) => Operand::Constant(place),
-                _ => panic!("operand {text} is not understood"),
-            },
+            "%tid.x" => THREAD,
+            "%ctaid.x" => CTA,
+            "%nctaid.x" => CTAS,
+            _ => {
+                let number = text.parse::<i64>().ok().map(|value| value as u64);
+                let value = number.or_else(|| self.symbols.get(text).copied());
+                self.constants.push(value.unwrap_or_else(|| panic!("operand {text} is unknown")));
+                self.registers + self.constants.len() - 1
+            }
         }
     }
 

@@ -245,7 +245,10 @@ fn ranks_that_disagree_fail_the_attempt() {
     let name = format!("{ATTEMPT}_0_0.distcp");
     same_file.file(PartFile { name, bytes: 0, crc: None });
     assert_eq!(code(same_file.finish().unwrap()), Code::InvalidMetadata);
-    let short = Saved { parts: good.parts[..1].to_vec(), ..with(0, empty(ATTEMPT, 0, 2).finish().unwrap()) };
+    let short = Saved {
+        parts: good.parts[..1].to_vec(),
+        ..with(0, empty(ATTEMPT, 0, 2).finish().unwrap())
+    };
     assert_eq!(code_of(&short), Code::InvalidMetadata);
     let mut shapes = Job::new(3, 2, Structure::default());
     shapes.own(0, &Named::tensor("x", Dtype::F32, &[0]));
@@ -294,7 +297,8 @@ fn chunks_that_do_not_fit_their_tensor_are_refused() {
         let mut part = Part::builder(ATTEMPT, 0, 1);
         part.file(PartFile { name: "a".into(), bytes, crc: None });
         let value = ValueRef::Own(part.own(named));
-        let item = ItemPlace { file: 0, offset: 0, length: bytes, data_offset: 0, data_bytes: bytes };
+        let item =
+            ItemPlace { file: 0, offset: 0, length: bytes, data_offset: 0, data_bytes: bytes };
         part.chunk(value, place, item, &vec![0; bytes.div_ceil(1 << 20) as usize]);
         let parts = vec![part.finish().unwrap().encode().unwrap()];
         Saved { parts, ..one_rank() }.head().err().map(|error| error.code())
@@ -314,7 +318,8 @@ fn chunks_that_do_not_fit_their_tensor_are_refused() {
 
 #[test]
 fn names_of_every_kind_come_back() {
-    let names = ["", "a", "a.b", "a.b.", "ä", "ñandú", "a\0b", "\u{10FFFF}", "a/b", &"x".repeat(65_536)];
+    let names =
+        ["", "a", "a.b", "a.b.", "ä", "ñandú", "a\0b", "\u{10FFFF}", "a/b", &"x".repeat(65_536)];
     let mut job = Job::new(5, 1, Structure::default());
     for name in names {
         job.store_whole(0, &Named::object(name));

@@ -44,12 +44,16 @@ impl Mesh {
         let size = sides.iter().try_fold(1u64, |size, &side| size.checked_mul(side));
         let size = size.filter(|size| (1..=1 << 20).contains(size)).ok_or("a mesh of odd size")?;
         let (mut ranks, mut places) = (None, HashMap::new());
-        if cursor.varint()? == 1 {
+        let kind = cursor.varint()?;
+        if kind > 1 {
+            return Err(format!("a mesh of kind {kind}"));
+        }
+        if kind == 1 {
             let (mut rank, mut list) = (0, Vec::new());
             for place in 0..size {
                 rank = cursor.difference(rank)?;
-                if places.insert(rank, place).is_some() {
-                    return Err(format!("rank {rank} is on a mesh twice"));
+                if rank >= 1 << 20 || places.insert(rank, place).is_some() {
+                    return Err(format!("rank {rank} is on a mesh twice, or too large"));
                 }
                 list.push(rank);
             }
@@ -107,7 +111,12 @@ impl Layouts {
             layouts.push(Layout { mesh, right_to_left, places });
         }
         cursor.done()?;
-        Ok(Self { meshes, layouts })
+        let all = Self { meshes, layouts };
+        for layout in &all.layouts {
+            let mesh = all.meshes.get(layout.mesh).ok_or("a mesh that is not listed")?;
+            layout.check(mesh)?;
+        }
+        Ok(all)
     }
 
     fn get(&self, layout: u64) -> Check<(&Layout, &Mesh)> {
@@ -188,6 +197,21 @@ impl Layouts {
 }
 
 impl Layout {
+    /// Every strided shard has pieces, and right to left they are made up by other mesh dimensions.
+    fn check(&self, mesh: &Mesh) -> Check<()> {
+        for place in &self.places {
+            match *place {
+                Place::Strided(_, 0) => return Err("a strided shard of no pieces".into()),
+                Place::Strided(dim, _) | Place::Shard(dim) if dim > 64 => {
+                    return Err(format!("dimension {dim} is cut"));
+                }
+                Place::Strided(dim, _) => drop(self.order(mesh, dim)?),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// The mesh dimensions that cut a dimension, in the order in which they do, each with the pieces that it cuts first.
     fn order(&self, mesh: &Mesh, dim: u64) -> Check<Vec<(usize, u64)>> {
         let cuts = self.places.iter().enumerate().filter_map(|(at, place)| match *place {
@@ -206,6 +230,7 @@ impl Layout {
             let mut behind = 0;
             while strided && product != split {
                 let (before, _) = order.get(behind).ok_or("a split that nothing makes up")?;
+                // At most the ranks of the mesh.
                 product *= mesh.sides.get(*before).copied().unwrap_or(1);
                 behind += 1;
             }

@@ -36,10 +36,7 @@ pub(super) struct IndexRow {
     pub(super) digest: [u8; 32],
 }
 
-pub(super) fn read<'a>(
-    sections: [&'a [u8]; 5],
-    findings: &mut Findings,
-) -> Option<Tables<'a>> {
+pub(super) fn read<'a>(sections: [&'a [u8]; 5], findings: &mut Findings) -> Option<Tables<'a>> {
     let [info, meshes, table, index, lists] = sections;
     let [info_name, meshes_name, table_name, index_name, ..] = NAMES;
     let info = serde_json::from_slice(info).map_err(|error| error.to_string());
@@ -48,6 +45,14 @@ pub(super) fn read<'a>(
     let attempt = findings.keep(info_name, text("attempt").ok_or("no attempt".into()))?;
     let world = info.get("world_size").and_then(serde_json::Value::as_u64);
     let world = findings.keep(info_name, world.ok_or("no world_size".into()))?;
+    for key in ["epoch", "step"] {
+        if info.get(key).and_then(serde_json::Value::as_u64).is_none() {
+            findings.add(info_name, format!("no number {key:?}"));
+        }
+    }
+    if text("run").is_none() {
+        findings.add(info_name, "no run");
+    }
     let layouts = findings.keep(meshes_name, Layouts::read(meshes))?;
     let rows = findings.keep(table_name, read_table(table, lists))?;
     let index = findings.keep(index_name, read_index(index))?;

@@ -147,6 +147,14 @@ fn region(
             boxes.into_iter().nth(*seen - 1).ok_or("a box that the layout does not have")?
         }
     };
+    let inside = cut.0.len() == shape.len()
+        && cut.1.len() == shape.len()
+        && cut.0.iter().zip(&cut.1).zip(shape).all(|((&offset, &size), &side)| {
+            offset.checked_add(size).is_some_and(|end| end <= side)
+        });
+    if !inside {
+        return Err(format!("a chunk at {:?} of {:?} leaves {shape:?}", cut.0, cut.1));
+    }
     let elements = cut.1.iter().try_fold(1u64, |count, &size| count.checked_mul(size));
     let all_bits = elements.and_then(|count| count.checked_mul(bits(dtype).ok()?));
     match all_bits.is_some_and(|all| all % 8 == 0 && all / 8 == chunk.data_bytes()) {
@@ -217,7 +225,8 @@ fn check_holders(
         What::Tensor { shape, .. } => shape.contains(&0),
         _ => false,
     };
-    match said == ranks || empty {
+    let nobody_else = said.iter().all(|&rank| rank < tables.world);
+    match said == ranks || (empty && nobody_else) {
         true => Ok(()),
         false => Err(format!("held by ranks {ranks:?}, the table says {said:?}")),
     }

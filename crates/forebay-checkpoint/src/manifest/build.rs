@@ -88,7 +88,7 @@ impl Builder {
             }
         }
         let own = self.merge_own(&part).map_err(|error| error.at(&place))?;
-        self.gather(&part, &own)?;
+        self.gather(&part, &own, &place)?;
         let data_bytes = part.chunks().iter().map(|chunk| chunk.data_bytes).sum();
         let (files, digest) = (part.files().len() as u64, Sha256::digest(bytes).into());
         self.parts.push(PartEntry {
@@ -139,15 +139,22 @@ impl Builder {
             let number = known.unwrap_or(self.own.len() as u32);
             match self.own.get(number as usize) {
                 Some((other, _)) if other != named => {
-                    let what = "another dtype, shape or kind than an earlier rank gave to that name";
-                    return Err(Error::new(Code::StructureMismatch, what)
-                        .at(format!("{} of rank {}", shown(&named.name), part.rank())));
+                    let what =
+                        "another dtype, shape or kind than an earlier rank gave to that name";
+                    return Err(Error::new(Code::StructureMismatch, what).at(format!(
+                        "{} of rank {}",
+                        shown(&named.name),
+                        part.rank()
+                    )));
                 }
                 Some(_) => {}
                 None if self.structure.find(&named.name).is_some() => {
                     let what = "a value of a rank's own has the name of a shared one";
-                    return Err(Error::new(Code::StructureMismatch, what)
-                        .at(format!("{} of rank {}", shown(&named.name), part.rank())));
+                    return Err(Error::new(Code::StructureMismatch, what).at(format!(
+                        "{} of rank {}",
+                        shown(&named.name),
+                        part.rank()
+                    )));
                 }
                 None => {
                     self.own_numbers.insert(named.name.clone(), number);
@@ -159,7 +166,7 @@ impl Builder {
         Ok(numbers)
     }
 
-    fn gather(&mut self, part: &Part, own: &[u32]) -> Result<()> {
+    fn gather(&mut self, part: &Part, own: &[u32], place: &str) -> Result<()> {
         let structure = Arc::clone(&self.structure);
         let shared = structure.values().len() as u32;
         let value_of = |value: ValueRef| match value {
@@ -168,8 +175,8 @@ impl Builder {
                 Some((shared + own.get(number as usize)?, part.own().get(number as usize)?))
             }
         };
-        let pieces = Resolver::new(part, &structure).pieces(value_of)?;
-        let mut resolver = Resolver::new(part, &structure);
+        let pieces = Resolver::new(part, &structure, place).pieces(value_of)?;
+        let mut resolver = Resolver::new(part, &structure, place);
         for pieces in pieces.chunk_by(|a, b| a.key == b.key) {
             let Some(first) = pieces.first() else { continue };
             let chunk = part.chunks().get(first.chunk as usize);
@@ -180,7 +187,7 @@ impl Builder {
             };
             let Some(gathered) = gathered else { continue };
             add_pieces(gathered, named, pieces, part.rank(), &structure, &mut resolver)
-                .map_err(|error| error.at(shown(&named.name)))?;
+                .map_err(|error| error.at(format!("{place}, {}", shown(&named.name))))?;
         }
         Ok(())
     }
@@ -199,7 +206,8 @@ impl Builder {
         let (meshes_list, layouts) = (self.structure.meshes(), self.structure.layouts());
         let meshes = meshes::encode(meshes_list, layouts);
         let index = index::encode(&self.parts);
-        let (table, lists) = encode_table(&self.structure, self.shared, self.own, &self.own_numbers)?;
+        let (table, lists) =
+            encode_table(&self.structure, self.shared, self.own, &self.own_numbers)?;
         let sections = [
             (Id::Info, &info),
             (Id::Meshes, &meshes),
@@ -207,7 +215,8 @@ impl Builder {
             (Id::Index, &index),
             (Id::Holders, &lists),
         ];
-        let mut places = sections.map(|(id, bytes)| (id, crc32(bytes), bytes.len() as u64)).to_vec();
+        let mut places =
+            sections.map(|(id, bytes)| (id, crc32(bytes), bytes.len() as u64)).to_vec();
         places.push((Id::Parts, self.parts_crc, self.parts_bytes));
         let header = Header::lay_out(&places);
         let mut bytes = header.encode();

@@ -176,7 +176,8 @@ mod tests {
     #[test]
     fn shards_without_elements_have_no_boxes() {
         let mesh = Arc::new(Mesh::new(vec![4]).unwrap());
-        let layout = |placement| Layout { mesh: 0, placements: vec![placement], right_to_left: false };
+        let layout =
+            |placement| Layout { mesh: 0, placements: vec![placement], right_to_left: false };
         let grid = Grid::new(&mesh, &layout(Shard(0))).unwrap();
         let rows = |shard| grid.boxes(&[6], shard).unwrap();
         assert_eq!(rows(2), [Region::new(vec![4], vec![2]).unwrap()]);

@@ -149,6 +149,11 @@ impl Header {
         }
     }
 
+    /// All sections, in their order.
+    pub(crate) fn sections(&self) -> &[Section] {
+        &self.sections
+    }
+
     /// Bytes of the manifest.
     pub(crate) fn total(&self) -> u64 {
         self.sections.last().map_or(0, |section| section.bytes.end)
@@ -177,14 +182,20 @@ impl Section {
         let start = usize::try_from(self.bytes.start).ok();
         let end = usize::try_from(self.bytes.end).ok();
         let own = start.zip(end).and_then(|(start, end)| bytes.get(start..end));
-        match own {
-            Some(own) if crc32(own) == self.crc => Ok(own),
-            Some(_) => {
-                let what = format!("section {} of a manifest does not have its checksum", self.id);
-                Err(Error::new(Code::Checksum, what).at(place))
-            }
-            None => Err(Error::new(Code::Truncated, "a manifest ends inside a section").at(place)),
+        let Some(own) = own else {
+            return Err(Error::new(Code::Truncated, "a manifest ends inside a section").at(place));
+        };
+        self.check(crc32(own), place)?;
+        Ok(own)
+    }
+
+    /// Fails where its bytes have another checksum than it says.
+    pub(crate) fn check(&self, crc: u32, place: &str) -> Result<()> {
+        if crc == self.crc {
+            return Ok(());
         }
+        let what = format!("section {} of a manifest does not have its checksum", self.id);
+        Err(Error::new(Code::Checksum, what).at(place))
     }
 }
 

@@ -48,14 +48,8 @@ pub(crate) fn decode(bytes: &[u8], section: u64, place: &str) -> Result<Vec<Part
     let mut offset = 0u64;
     for _ in 0..count {
         let bytes = take.at_most(MAX_PART_BYTES, "bytes of a part")?;
-        let part = PartEntry {
-            offset,
-            bytes,
-            first_file: 0,
-            files: 0,
-            data_bytes: 0,
-            digest: [0; 32],
-        };
+        let part =
+            PartEntry { offset, bytes, first_file: 0, files: 0, data_bytes: 0, digest: [0; 32] };
         parts.push(part);
         // A million parts of 64 MiB at the most.
         offset += bytes;

@@ -9,6 +9,7 @@ use forebay_tensor::Region;
 use super::part::{Part, ValueRef};
 use super::resolve::{Piece, Resolver};
 use super::structure::Structure;
+use super::value::shown;
 use crate::model::{Chunk, DataPlace};
 
 /// Bytes of parts, as stored, that a manifest keeps; in memory they take some four times as much. 64 MiB are the parts
@@ -24,24 +25,26 @@ pub(crate) struct LoadedPart {
 }
 
 impl LoadedPart {
-    /// Checks a part against the table. `shared` has for each value of the common structure its place in the table.
+    /// Checks a part against the table. `place` is what errors call it; `shared` has for each value of the common structure its place in the table.
     pub(crate) fn new(
         part: Part,
         first_file: u32,
         table: &Structure,
         shared: &[u32],
+        place: &str,
     ) -> Result<Self> {
         let mut own = Vec::with_capacity(part.own().len());
         for named in part.own() {
             match table.find(&named.name) {
                 Some((number, known)) if known == named => own.push(number),
                 _ => {
-                    let what = format!("a value of its own, {:?}, is not in the table", named.name);
-                    return Err(Error::new(Code::InvalidMetadata, what));
+                    let what = "a value of a rank's own is not so in the table";
+                    return Err(Error::new(Code::InvalidMetadata, what)
+                        .at(format!("{place}, {}", shown(&named.name))));
                 }
             }
         }
-        let pieces = Resolver::new(&part, table).pieces(|value| {
+        let pieces = Resolver::new(&part, table, place).pieces(|value| {
             let number = match value {
                 ValueRef::Shared(number) => shared.get(number as usize),
                 ValueRef::Own(number) => own.get(number as usize),

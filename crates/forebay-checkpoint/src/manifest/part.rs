@@ -8,7 +8,8 @@ use std::collections::HashSet;
 use forebay_error::{Code, Error, Result};
 use forebay_tensor::Region;
 
-use super::limits::{MAX_FILES, MAX_FILE_NAME_BYTES, MAX_RANKS};
+use super::limits::{MAX_FILE_NAME_BYTES, MAX_FILES, MAX_RANKS};
+use super::part_builder::PartBuilder;
 use super::value::{Named, shown};
 use crate::model::BLOCK_BYTES;
 
@@ -145,41 +146,45 @@ impl Part {
     }
 
     /// Checks everything that can be checked without the structure.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self, place: &str) -> Result<()> {
         if self.world == 0 || u64::from(self.world) > MAX_RANKS || self.rank >= self.world {
-            return Err(self.bad(format!("rank {} of {} ranks", self.rank, self.world)));
+            let what = format!("rank {} of {} ranks", self.rank, self.world);
+            return Err(bad(what).at(place));
         }
         if self.files.len() as u64 > MAX_FILES {
-            return Err(self.bad(format!("{} files, at most {MAX_FILES} fit", self.files.len())));
+            let what = format!("{} files, at most {MAX_FILES} fit", self.files.len());
+            return Err(bad(what).at(place));
         }
         let mut names = HashSet::new();
         for file in &self.files {
-            check_file_name(&file.name)?;
+            check_file_name(&file.name).map_err(|error| error.at(place))?;
             if !names.insert(file.name.as_str()) {
-                return Err(self.bad(format!("file {} occurs twice", shown(&file.name))));
+                return Err(bad(format!("file {} occurs twice", shown(&file.name))).at(place));
             }
         }
         if self.own.windows(2).any(|pair| matches!(pair, [a, b] if a.name >= b.name)) {
-            return Err(self.bad("a name occurs twice, or names are not in order".into()));
+            return Err(bad("a name occurs twice, or names are not in order".into()).at(place));
         }
-        self.own.iter().try_for_each(Named::check)?;
-        self.check_chunks()
+        for named in &self.own {
+            named.check().map_err(|error| error.at(format!("{place}, {}", shown(&named.name))))?;
+        }
+        self.check_chunks(place)
     }
 
-    fn check_chunks(&self) -> Result<()> {
+    fn check_chunks(&self, of: &str) -> Result<()> {
         let (mut file, mut free, mut crcs) = (0, 0, 0);
         for (number, chunk) in self.chunks.iter().enumerate() {
             if chunk.file != file {
                 (file, free) = (chunk.file, 0);
             }
-            let place = || format!("chunk {number} of the part of rank {}", self.rank);
+            let place = || format!("{of}, chunk {number}");
             let Some(data) = self.files.get(file as usize) else {
-                return Err(self.bad(format!("file {file} is not in the list")).at(place()));
+                return Err(bad(format!("file {file} is not in the list")).at(place()));
             };
             let end = chunk.offset.checked_add(chunk.length);
             let data_end = chunk.data_offset.checked_add(chunk.data_bytes);
             let (Some(end), Some(data_end)) = (end, data_end) else {
-                return Err(self.bad("ends past 2^64".into()).at(place()));
+                return Err(bad("ends past 2^64".into()).at(place()));
             };
             if end > data.bytes {
                 let (name, bytes) = (shown(&data.name), data.bytes);
@@ -187,22 +192,26 @@ impl Part {
                 return Err(Error::new(Code::OutOfBounds, what).at(place()));
             }
             if chunk.offset < free {
-                let what = format!("two items share byte {} of {}", chunk.offset, shown(&data.name));
+                let what =
+                    format!("two items share byte {} of {}", chunk.offset, shown(&data.name));
                 return Err(Error::new(Code::OffsetOverlap, what).at(place()));
             }
             if chunk.data_offset < chunk.offset || data_end > end {
-                return Err(self.bad("elements lie outside of their item".into()).at(place()));
+                return Err(bad("elements lie outside of their item".into()).at(place()));
             }
             self.check_value(chunk.value).map_err(|error| error.at(place()))?;
             if chunk.first_crc as u64 != crcs {
-                return Err(self.bad("checksums are not in order".into()).at(place()));
+                return Err(bad("checksums are not in order".into()).at(place()));
             }
             crcs += blocks(chunk.data_bytes);
             free = end;
         }
         match crcs == self.crcs.len() as u64 {
             true => Ok(()),
-            false => Err(self.bad(format!("{} checksums for {crcs} blocks", self.crcs.len()))),
+            false => {
+                let what = format!("{} checksums for {crcs} blocks", self.crcs.len());
+                Err(bad(what).at(of))
+            }
         }
     }
 
@@ -215,129 +224,9 @@ impl Part {
         };
         match (number as usize) < count {
             true => Ok(()),
-            false => Err(self.bad(format!("value {number} of {count}"))),
+            false => Err(bad(format!("value {number} of {count}"))),
         }
     }
-
-    fn bad(&self, what: String) -> Error {
-        Error::new(Code::InvalidMetadata, what)
-    }
-}
-
-/// Puts a part together.
-pub struct PartBuilder(Part);
-
-/// Where a chunk lies: see the fields of [`PartChunk`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ItemPlace {
-    /// Which of the part's files.
-    pub file: u32,
-    /// First byte of the item.
-    pub offset: u64,
-    /// Bytes of the item.
-    pub length: u64,
-    /// First byte of the elements.
-    pub data_offset: u64,
-    /// Bytes of the elements.
-    pub data_bytes: u64,
-}
-
-impl PartBuilder {
-    /// Numbers may refer to this structure.
-    pub fn structure(&mut self, hash: [u8; 32], values: u32) {
-        self.0.structure = Some(SharedStructure { hash, values });
-    }
-
-    /// Adds a file; gives its number.
-    pub fn file(&mut self, file: PartFile) -> u32 {
-        self.0.files.push(file);
-        self.0.files.len() as u32 - 1
-    }
-
-    /// Sets what was not known when the file was added.
-    pub fn set_file(&mut self, number: u32, bytes: u64, crc: Option<u32>) {
-        if let Some(file) = self.0.files.get_mut(number as usize) {
-            (file.bytes, file.crc) = (bytes, crc);
-        }
-    }
-
-    /// Adds a value that is not in the shared structure: it has no layout. Gives its number until `finish`, which sorts.
-    pub fn own(&mut self, named: Named) -> u32 {
-        self.0.own.push(named);
-        self.0.own.len() as u32 - 1
-    }
-
-    /// Adds a chunk, in any order, but boxes of one tensor that are [`Place::Implied`] must lie in their files in the
-    /// order of the boxes. `crcs` has one checksum for each block of the elements.
-    pub fn chunk(&mut self, value: ValueRef, place: Place, item: ItemPlace, crcs: &[u32]) {
-        let first_crc = self.0.crcs.len();
-        self.0.crcs.extend_from_slice(crcs);
-        let ItemPlace { file, offset, length, data_offset, data_bytes } = item;
-        self.0.chunks.push(PartChunk {
-            value,
-            place,
-            file,
-            offset,
-            length,
-            data_offset,
-            data_bytes,
-            first_crc,
-        });
-    }
-
-    /// The part.
-    ///
-    /// Errors: `invalid_metadata`, `out_of_bounds`, `offset_overlap`, `unsafe_path` for what contradicts itself.
-    pub fn finish(self) -> Result<Part> {
-        let Self(mut part) = self;
-        sort_own(&mut part);
-        let in_order = |pair: &[PartChunk]| match pair {
-            [a, b] => (a.file, a.offset) <= (b.file, b.offset),
-            _ => true,
-        };
-        if !part.chunks.windows(2).all(in_order) {
-            sort_chunks(&mut part)?;
-        }
-        part.check()?;
-        Ok(part)
-    }
-}
-
-fn sort_own(part: &mut Part) {
-    if part.own.is_sorted_by(|a, b| a.name <= b.name) {
-        return;
-    }
-    let mut numbered: Vec<_> = std::mem::take(&mut part.own).into_iter().zip(0u32..).collect();
-    numbered.sort_by(|a, b| a.0.name.cmp(&b.0.name));
-    let mut places = vec![0; numbered.len()];
-    for ((_, old), new) in numbered.iter().zip(0u32..) {
-        if let Some(place) = places.get_mut(*old as usize) {
-            *place = new;
-        }
-    }
-    part.own = numbered.into_iter().map(|(named, _)| named).collect();
-    for chunk in &mut part.chunks {
-        if let ValueRef::Own(number) = &mut chunk.value {
-            *number = places.get(*number as usize).copied().unwrap_or(u32::MAX);
-        }
-    }
-}
-
-fn sort_chunks(part: &mut Part) -> Result<()> {
-    let crcs = std::mem::take(&mut part.crcs);
-    // Stable: empty items at one place keep their order.
-    part.chunks.sort_by_key(|chunk| (chunk.file, chunk.offset));
-    for chunk in &mut part.chunks {
-        let count = usize::try_from(blocks(chunk.data_bytes)).ok();
-        let end = count.and_then(|count| chunk.first_crc.checked_add(count));
-        let Some(own) = end.and_then(|end| crcs.get(chunk.first_crc..end)) else {
-            let what = format!("a chunk of {} bytes lacks checksums", chunk.data_bytes);
-            return Err(Error::new(Code::InvalidMetadata, what));
-        };
-        chunk.first_crc = part.crcs.len();
-        part.crcs.extend_from_slice(own);
-    }
-    Ok(())
 }
 
 /// Blocks that have a checksum of their own in so many bytes.
@@ -355,4 +244,8 @@ pub(crate) fn check_file_name(name: &str) -> Result<()> {
         false => Ok(()),
         true => Err(Error::new(Code::UnsafePath, format!("a data file called {}", shown(name)))),
     }
+}
+
+fn bad(what: String) -> Error {
+    Error::new(Code::InvalidMetadata, what)
 }

@@ -1,45 +1,49 @@
 //! The reader: opens a manifest and reads of it only what is asked for.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use forebay_engine::{RangeSource, read_exact_at};
+use forebay_engine::RangeSource;
 use forebay_error::{Code, Error, Result};
-use forebay_format::crc::crc32;
+use forebay_format::crc::{crc32, crc32_join};
 use forebay_format::hex;
 use forebay_tensor::{Dtype, Region, Tiling};
 use sha2::{Digest, Sha256};
 
 use super::head::{EAGER, Header, Id, MAX_HEADER_BYTES};
-use super::holders::{Held, ListPlace, decode_regions, decode_replicas};
+use super::holders::Held;
 use super::index::{self, PartEntry};
 use super::info::Info;
-use super::loaded::{Cache, LoadedPart};
+use super::loaded::Cache;
+use super::lookup::{READ_BYTES, read};
 use super::meshes;
-use super::part::{Part, PartFile};
+use super::part::PartFile;
 use super::rows::RowReader;
 use super::structure::Structure;
-use super::value::{Named, Tensor, Value, shown};
+use super::value::{Named, Value, shown};
 use super::wire::Take;
 use crate::model::{Chunk, DataFile, Entry, Kind};
 
 /// Bytes that are read first: most manifests of small jobs are no longer.
 const FIRST_READ_BYTES: u64 = 64 << 10;
 
+/// The tilings of tensors by layout and shape.
+pub(super) type Tilings = HashMap<(u32, Vec<u64>), Arc<Tiling>>;
+
 /// An open manifest. Can be used from many threads at once.
 pub struct Manifest {
-    source: Arc<dyn RangeSource>,
-    name: String,
-    header: Header,
-    info: Info,
-    table: Structure,
-    held: Vec<Held>,
+    pub(super) source: Arc<dyn RangeSource>,
+    pub(super) name: String,
+    pub(super) header: Header,
+    pub(super) info: Info,
+    pub(super) table: Structure,
+    pub(super) held: Vec<Held>,
     /// Of each value of the ranks' common structure its place in the table.
-    shared: Vec<u32>,
-    parts: Vec<PartEntry>,
-    seal: [u8; 32],
-    cache: Mutex<Cache>,
-    tilings: Mutex<HashMap<(u32, Vec<u64>), Arc<Tiling>>>,
+    pub(super) shared: Vec<u32>,
+    pub(super) parts: Vec<PartEntry>,
+    pub(super) seal: [u8; 32],
+    pub(super) cache: Mutex<Cache>,
+    pub(super) tilings: Mutex<Tilings>,
 }
 
 impl Manifest {
@@ -72,8 +76,7 @@ impl Manifest {
         let info = Info::decode(info, &place(Id::Info))?;
         let (meshes, layouts) = meshes::decode(meshes, &place(Id::Meshes))?;
         let parts_bytes = header.section(Id::Parts).bytes;
-        let parts =
-            index::decode(index, parts_bytes.end - parts_bytes.start, &place(Id::Index))?;
+        let parts = index::decode(index, parts_bytes.end - parts_bytes.start, &place(Id::Index))?;
         if parts.len() as u64 != u64::from(info.world_size) {
             let what = format!("{} parts for {} ranks", parts.len(), info.world_size);
             return Err(Error::new(Code::InvalidMetadata, what).at(name));
@@ -168,7 +171,8 @@ impl Manifest {
     pub fn entries(&self) -> Result<Vec<Entry>> {
         let mut chunks: Vec<Vec<Chunk>> = self.table.values().iter().map(|_| Vec::new()).collect();
         self.visit(|_, number, chunk| {
-            if let Some(chunks) = chunks.get_mut(number as usize).filter(|_| !chunk.region.is_empty())
+            if let Some(chunks) =
+                chunks.get_mut(number as usize).filter(|_| !chunk.region.is_empty())
             {
                 chunks.push(chunk);
             }
@@ -218,12 +222,28 @@ impl Manifest {
         let mut files = Vec::new();
         for rank in 0..self.info.world_size {
             let part = self.load(rank)?;
-            files.extend(part.part().files().iter().map(|file| DataFile {
-                name: file.name.clone(),
-                bytes: Some(file.bytes),
-            }));
+            files.extend(
+                part.part()
+                    .files()
+                    .iter()
+                    .map(|file| DataFile { name: file.name.clone(), bytes: Some(file.bytes) }),
+            );
         }
         Ok(files)
+    }
+
+    /// Reads the whole manifest and checks the checksum of every section, those that only a later version knows too.
+    pub fn check_sections(&self) -> Result<()> {
+        self.header.sections().iter().try_for_each(|section| {
+            let (start, end) = (section.bytes.start, section.bytes.end);
+            let (mut at, mut crc) = (start, 0);
+            while at < end {
+                let bytes = read(&*self.source, at, (end - at).min(READ_BYTES))?;
+                crc = crc32_join(crc, crc32(&bytes), bytes.len() as u64);
+                at += bytes.len() as u64;
+            }
+            section.check(crc, &format!("{}, byte {start}", self.name))
+        })
     }
 
     fn entry_of(&self, named: &Named, value: &Named, mut chunks: Vec<Chunk>) -> Result<Entry> {
@@ -238,161 +258,6 @@ impl Manifest {
             },
         };
         Ok(Entry { name: named.name.clone(), path: named.path.clone(), kind })
-    }
-
-    fn find_tensor(&self, name: &str) -> Result<(u32, &Tensor)> {
-        let (number, named) = self.table.find(name).ok_or_else(|| self.no_such(name))?;
-        match self.resolve(number, named)? {
-            (number, Named { value: Value::Tensor(tensor), .. }) => Ok((number, tensor)),
-            _ => Err(Error::new(Code::NoSuchTensor, format!("{} is an object", shown(name)))
-                .at(&self.name)),
-        }
-    }
-
-    /// The value itself, for an alias.
-    fn resolve<'a>(&'a self, number: u32, named: &'a Named) -> Result<(u32, &'a Named)> {
-        match &named.value {
-            Value::Alias { of } => self.table.find(of).ok_or_else(|| self.bad("a lost alias")),
-            _ => Ok((number, named)),
-        }
-    }
-
-    fn one_holder(&self, number: u32) -> Result<Vec<u32>> {
-        match self.held.get(number as usize) {
-            Some(Held::One(rank)) => Ok(vec![*rank]),
-            _ => Err(self.bad("an object is not held by one rank")),
-        }
-    }
-
-    /// The ranks whose parts have chunks of a tensor, or of a region of it: ascending, each once.
-    fn holders(&self, number: u32, tensor: &Tensor, wanted: Option<&Region>) -> Result<Vec<u32>> {
-        let mut ranks = match self.held.get(number as usize) {
-            None | Some(Held::Nobody) => Vec::new(),
-            Some(Held::One(rank)) => vec![*rank],
-            Some(Held::Replica(replica)) => {
-                self.shard_holders(tensor, wanted, |_| Some(*replica))?
-            }
-            Some(Held::Replicas(list)) => {
-                let grid = self.table.grid(tensor.layout.unwrap_or(u32::MAX))?;
-                let place = format!("{}, section Holders", self.name);
-                let list = decode_replicas(&self.list(list)?, grid.shards(), &place)?;
-                let replica = |shard: u32| list.get(shard as usize).copied().flatten();
-                self.shard_holders(tensor, wanted, replica)?
-            }
-            Some(Held::Regions(list)) => {
-                let place = format!("{}, section Holders", self.name);
-                let list = decode_regions(&self.list(list)?, &tensor.shape, &place)?;
-                let meets = |region: &Region| {
-                    wanted.is_none_or(|wanted| region.intersect(wanted).is_some())
-                };
-                let met = list.into_iter().filter(|(_, region)| meets(region));
-                met.map(|(rank, _)| rank).collect()
-            }
-        };
-        ranks.sort_unstable();
-        ranks.dedup();
-        Ok(ranks)
-    }
-
-    fn shard_holders(
-        &self,
-        tensor: &Tensor,
-        wanted: Option<&Region>,
-        replica: impl Fn(u32) -> Option<u32>,
-    ) -> Result<Vec<u32>> {
-        let layout = tensor.layout.unwrap_or(u32::MAX);
-        let grid = self.table.grid(layout)?;
-        let whole = Region::whole(&tensor.shape);
-        let tiling = self.tiling(layout, &tensor.shape)?;
-        let shards = grid.shards_meeting(&tiling, wanted.unwrap_or(&whole))?;
-        let rank = |shard| {
-            replica(shard)
-                .and_then(|replica| grid.rank_of(shard, replica))
-                .ok_or_else(|| self.bad(format!("nobody holds shard {shard} of a tensor")))
-        };
-        shards.into_iter().map(rank).collect()
-    }
-
-    /// Tensors of one layout and shape share the tiling.
-    fn tiling(&self, layout: u32, shape: &[u64]) -> Result<Arc<Tiling>> {
-        let mut tilings = self.tilings.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (layout, shape.to_vec());
-        if let Some(tiling) = tilings.get(&key) {
-            return Ok(Arc::clone(tiling));
-        }
-        let tiling = Arc::new(self.table.grid(layout)?.tiling(shape)?);
-        tilings.insert(key, Arc::clone(&tiling));
-        Ok(tiling)
-    }
-
-    fn list(&self, list: &ListPlace) -> Result<Vec<u8>> {
-        // The lists add up to the section, which lies inside of the source.
-        let start = self.header.section(Id::Holders).bytes.start + list.offset;
-        let bytes = read(&*self.source, start, list.bytes)?;
-        match crc32(&bytes) == list.crc {
-            true => Ok(bytes),
-            false => {
-                let what = "a list of holders does not have its checksum";
-                let place = format!("{}, byte {start}", self.name);
-                Err(Error::new(Code::Checksum, what).at(place))
-            }
-        }
-    }
-
-    fn part(&self, rank: u32) -> Result<Arc<LoadedPart>> {
-        let known = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(rank);
-        if let Some(part) = known {
-            return Ok(part);
-        }
-        let part = Arc::new(self.load(rank)?);
-        let bytes = self.parts.get(rank as usize).map_or(0, |entry| entry.bytes);
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        cache.put(rank, bytes, Arc::clone(&part));
-        Ok(part)
-    }
-
-    fn load(&self, rank: u32) -> Result<LoadedPart> {
-        let Some(entry) = self.parts.get(rank as usize) else {
-            let what = format!("rank {rank} of {} ranks", self.parts.len());
-            return Err(Error::new(Code::InvalidMetadata, what).at(&self.name));
-        };
-        let start = self.header.section(Id::Parts).bytes.start + entry.offset;
-        let place = format!("{}, part of rank {rank} at byte {start}", self.name);
-        let bytes = read(&*self.source, start, entry.bytes)?;
-        let digest: [u8; 32] = Sha256::digest(&bytes).into();
-        if digest != entry.digest {
-            let what = "a rank's part does not have its hash";
-            return Err(Error::new(Code::Checksum, what).at(place));
-        }
-        let part = Part::decode(&bytes, &place)?;
-        self.check_part(&part, rank, entry).map_err(|error| error.at(&place))?;
-        // All files of all parts are fewer than 2^32.
-        LoadedPart::new(part, entry.first_file as u32, &self.table, &self.shared)
-            .map_err(|error| error.at(place))
-    }
-
-    fn check_part(&self, part: &Part, rank: u32, entry: &PartEntry) -> Result<()> {
-        let world = self.info.world_size;
-        if part.rank() != rank || part.world() != world || part.attempt() != self.info.attempt {
-            return Err(self.bad("it is that of another rank, job or attempt"));
-        }
-        if part.files().len() as u64 != entry.files {
-            return Err(self.bad("it has more or fewer files than the index says"));
-        }
-        let known = part.structure().is_none_or(|shared| {
-            self.info.structure.as_ref() == Some(&hex(&shared.hash))
-                && shared.values as usize == self.shared.len()
-        });
-        if known { Ok(()) } else { Err(self.bad("its structure is not that of the manifest")) }
-    }
-
-    fn no_such(&self, name: &str) -> Error {
-        Error::new(Code::NoSuchTensor, format!("no value of the name {}", shown(name)))
-            .at(&self.name)
-    }
-
-    fn bad(&self, what: impl Into<String>) -> Error {
-        Error::new(Code::InvalidMetadata, what)
     }
 }
 
@@ -436,21 +301,4 @@ fn take_held(take: &mut Take<'_>, value: &Value, offset: &mut u64) -> Result<Hel
         _ => false,
     };
     if fits { Ok(held) } else { Err(take.bad("holders that do not fit the value")) }
-}
-
-/// Reads a range that was checked against the source's length. Large ones in pieces, so that the memory for them is
-/// taken as bytes come.
-fn read(source: &dyn RangeSource, offset: u64, len: u64) -> Result<Vec<u8>> {
-    const STEP: u64 = 16 << 20;
-    let mut bytes = Vec::new();
-    let mut done = 0;
-    while done < len {
-        let step = (len - done).min(STEP);
-        let start = bytes.len();
-        // At most 16 MiB.
-        bytes.resize(start + step as usize, 0);
-        read_exact_at(source, bytes.get_mut(start..).unwrap_or_default(), offset + done)?;
-        done += step;
-    }
-    Ok(bytes)
 }

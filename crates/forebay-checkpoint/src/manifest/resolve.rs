@@ -26,13 +26,15 @@ pub(crate) struct Piece {
 pub(crate) struct Resolver<'a> {
     part: &'a Part,
     structure: &'a Structure,
+    place: &'a str,
     boxes: HashMap<(u32, &'a [u64]), Option<Rc<Vec<Region>>>>,
     implied: HashMap<u32, usize>,
 }
 
 impl<'a> Resolver<'a> {
-    pub(crate) fn new(part: &'a Part, structure: &'a Structure) -> Self {
-        Self { part, structure, boxes: HashMap::new(), implied: HashMap::new() }
+    /// `place` is what errors call the part.
+    pub(crate) fn new(part: &'a Part, structure: &'a Structure, place: &'a str) -> Self {
+        Self { part, structure, place, boxes: HashMap::new(), implied: HashMap::new() }
     }
 
     /// All chunks by key, those of one key in the order of the part. `value_of` gives key and value.
@@ -45,11 +47,12 @@ impl<'a> Resolver<'a> {
         let mut pieces = Vec::with_capacity(self.part.chunks().len());
         for (number, chunk) in (0..).zip(self.part.chunks()) {
             let Some((key, named)) = value_of(chunk.value) else {
-                return Err(self.bad("a chunk of a value that is not there".into()));
+                let what = "a chunk of a value that is not there";
+                return Err(self.bad(what.into()).at(self.place));
             };
             let region = self
                 .region(key, named, chunk)
-                .map_err(|error| error.at(format!("{} of {}", shown(&named.name), self.whose())))?;
+                .map_err(|error| error.at(format!("{}, {}", self.place, shown(&named.name))))?;
             let implied = chunk.place == Place::Implied;
             pieces.push(Piece { key, chunk: number, region, implied });
         }
@@ -87,7 +90,9 @@ impl<'a> Resolver<'a> {
         let region = match &chunk.place {
             Place::Whole => Region::whole(&tensor.shape),
             Place::Box(region) => {
-                region.check_within(&tensor.shape).map_err(|error| self.bad(error.what().into()))?;
+                region
+                    .check_within(&tensor.shape)
+                    .map_err(|error| self.bad(error.what().into()))?;
                 region.clone()
             }
             Place::Implied => {
@@ -114,10 +119,6 @@ impl<'a> Resolver<'a> {
             true => Ok(Region::whole(&[])),
             false => Err(self.bad("an object that is not stored as a whole".into())),
         }
-    }
-
-    fn whose(&self) -> String {
-        format!("the part of rank {}", self.part.rank())
     }
 
     fn bad(&self, what: String) -> Error {

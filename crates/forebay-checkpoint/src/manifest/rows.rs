@@ -20,7 +20,7 @@ use forebay_error::Result;
 use forebay_tensor::Dtype;
 
 use super::limits::{MAX_DIMS, MAX_ENTRIES, MAX_NAME_BYTES, MAX_PATH_STEPS, NAME_RESTART};
-use super::value::{Named, Tensor, Value};
+use super::value::{Named, Tensor, Value, shown};
 use super::wire::{Put, Take};
 use crate::model::PathStep;
 
@@ -186,7 +186,9 @@ impl RowReader {
         self.read += 1;
         self.last.clone_from(&name);
         let named = Named { name, path, value };
-        named.check()?;
+        named
+            .check()
+            .map_err(|error| error.at(format!("{}, {}", take.place(), shown(&named.name))))?;
         Ok(Some((named, flags & SHARED != 0)))
     }
 

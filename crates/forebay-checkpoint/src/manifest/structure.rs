@@ -7,13 +7,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use forebay_error::{Code, Error, Result};
-use forebay_tensor::{Mesh, Placement, Region};
-use sha2::{Digest, Sha256};
+use forebay_tensor::{Mesh, Region};
 
 use super::grid::{Grid, Layout};
 use super::limits::{MAX_ENTRIES, MAX_LAYOUTS};
 use super::value::{Named, Value, shown};
-use crate::model::PathStep;
 
 /// Meshes, layouts on them and named values by name: checked, and in one canonical order.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -42,7 +40,7 @@ impl Structure {
         values.sort_by(|a, b| a.name.cmp(&b.name));
         let mut numbers = Renumber::default();
         for named in &mut values {
-            named.check()?;
+            named.check().map_err(|error| error.at(shown(&named.name)))?;
             if let Value::Tensor(tensor) = &mut named.value
                 && let Some(layout) = tensor.layout
             {
@@ -77,8 +75,9 @@ impl Structure {
             [a, b] => a.name >= b.name,
             _ => false,
         }) {
-            return Err(bad("a name occurs twice, or names are not in order".into())
-                .at(shown(&one.name)));
+            return Err(
+                bad("a name occurs twice, or names are not in order".into()).at(shown(&one.name))
+            );
         }
         self.values.iter().try_for_each(|named| {
             self.check_value(named).map_err(|error| error.at(shown(&named.name)))
@@ -126,7 +125,8 @@ impl Structure {
     /// The boxes of a tensor that a rank holds by its layout, in the order in which it stores them; `None` where the
     /// value has no layout or the rank is not on its mesh.
     pub fn boxes_of(&self, number: u32, rank: u32) -> Result<Option<Vec<Region>>> {
-        let Some(Value::Tensor(tensor)) = self.values.get(number as usize).map(|named| &named.value)
+        let Some(Value::Tensor(tensor)) =
+            self.values.get(number as usize).map(|named| &named.value)
         else {
             return Ok(None);
         };
@@ -140,108 +140,6 @@ impl Structure {
 
     pub(crate) fn grid(&self, layout: u32) -> Result<&Grid> {
         self.grids.get(layout as usize).ok_or_else(|| bad(format!("layout {layout} is not there")))
-    }
-
-    /// The structure hash: SHA-256 of a spelling of its own, which changes with no version of the manifest.
-    ///
-    /// ```text
-    /// "forebay structure 1\n"
-    /// number of meshes;  each: number of sides, sides, 0 where ranks are 0, 1, 2, ..., else 1 and all ranks
-    /// number of layouts; each: mesh, 1 where it is read from right to left, else 0, number of placements, each as
-    ///                    three numbers: 0 0 0 replicate, 1 dim 0 shard, 2 dim split strided shard
-    /// number of values;  each: text name, number of steps, each step 0 and text key or 1 and place in the list,
-    ///                    then 0, text dtype, requires_grad (0 or 1), layout + 1 (0: none), number of sides, sides
-    ///                    or   1 (an object)
-    ///                    or   2, text of the other name (an alias)
-    /// ```
-    ///
-    /// All numbers are `u64`, little-endian; a text is its length in bytes and its bytes. Everything in canonical order.
-    pub fn hash(&self) -> [u8; 32] {
-        let mut out = Hashed(Sha256::new());
-        out.0.update(b"forebay structure 1\n");
-        out.number(self.meshes.len() as u64);
-        for mesh in &self.meshes {
-            out.numbers(mesh.shape().iter().copied());
-            let ranks = (0..mesh.size()).map(|index| mesh.rank(index).unwrap_or(index));
-            let plain = ranks.clone().eq(0..mesh.size());
-            out.number(u64::from(!plain));
-            if !plain {
-                ranks.for_each(|rank| out.number(u64::from(rank)));
-            }
-        }
-        out.number(self.layouts.len() as u64);
-        for layout in &self.layouts {
-            out.number(u64::from(layout.mesh));
-            out.number(u64::from(layout.right_to_left));
-            out.number(layout.placements.len() as u64);
-            for &placement in &layout.placements {
-                out.placement(placement);
-            }
-        }
-        out.number(self.values.len() as u64);
-        for named in &self.values {
-            out.value(named);
-        }
-        out.0.finalize().into()
-    }
-}
-
-struct Hashed(Sha256);
-
-impl Hashed {
-    fn number(&mut self, value: u64) {
-        self.0.update(value.to_le_bytes());
-    }
-
-    fn numbers(&mut self, values: impl ExactSizeIterator<Item = u64>) {
-        self.number(values.len() as u64);
-        values.for_each(|value| self.number(value));
-    }
-
-    fn text(&mut self, text: &str) {
-        self.number(text.len() as u64);
-        self.0.update(text.as_bytes());
-    }
-
-    fn placement(&mut self, placement: Placement) {
-        let three = match placement {
-            // Partial sums are in no layout.
-            Placement::Replicate | Placement::Partial => [0, 0, 0],
-            Placement::Shard(dim) => [1, dim as u64, 0],
-            Placement::StridedShard { dim, split_factor } => [2, dim as u64, split_factor],
-        };
-        three.into_iter().for_each(|value| self.number(value));
-    }
-
-    fn value(&mut self, named: &Named) {
-        self.text(&named.name);
-        self.number(named.path.len() as u64);
-        for step in &named.path {
-            match step {
-                PathStep::Key(key) => {
-                    self.number(0);
-                    self.text(key);
-                }
-                PathStep::Index(index) => {
-                    self.number(1);
-                    self.number(*index);
-                }
-            }
-        }
-        match &named.value {
-            Value::Tensor(tensor) => {
-                self.number(0);
-                self.text(tensor.dtype.name());
-                self.number(u64::from(tensor.requires_grad));
-                self.number(tensor.layout.map_or(0, |layout| u64::from(layout) + 1));
-                self.numbers(tensor.shape.iter().copied());
-            }
-            Value::Object => self.number(1),
-            Value::Alias { of } => {
-                self.number(2);
-                self.text(of);
-            }
-        }
     }
 }
 
@@ -287,7 +185,8 @@ fn bad(what: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_tensor::Dtype;
+    use crate::model::PathStep;
+    use forebay_tensor::{Dtype, Placement};
 
     fn structure(values: Vec<Named>) -> Result<Structure> {
         let meshes = [3, 2, 2].map(|ranks| Arc::new(Mesh::new(vec![ranks]).unwrap())).to_vec();

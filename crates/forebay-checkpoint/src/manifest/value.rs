@@ -80,7 +80,7 @@ impl Named {
 
     /// Fails where it breaks a limit of the format.
     pub(crate) fn check(&self) -> Result<()> {
-        let bad = |what: String| Error::new(Code::InvalidMetadata, what).at(shown(&self.name));
+        let bad = |what: String| Error::new(Code::InvalidMetadata, what);
         if self.name.len() as u64 > MAX_NAME_BYTES {
             return Err(bad(format!("a name of {} bytes", self.name.len())));
         }
@@ -100,7 +100,6 @@ impl Named {
             }
             Value::Object | Value::Alias { .. } => Ok(()),
         }
-        .map_err(|error| error.at(shown(&self.name)))
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) fn check_version(take: &mut Take<'_>, of: &str) -> Result<()> {
         return Ok(());
     }
     let what = format!("{of} of version {major}.{minor}, this version reads {MAJOR}.x");
-    Err(Error::new(Code::Unsupported, what).hint(match major > u32::from(MAJOR) {
+    Err(Error::new(Code::Unsupported, what).at(take.place()).hint(match major > u32::from(MAJOR) {
         true => "a later version of forebay wrote it: use that version or a newer one",
         false => "no released version of forebay wrote it: look for damage",
     }))

@@ -63,6 +63,11 @@ impl<'a> Take<'a> {
         Error::new(Code::InvalidMetadata, what).at(format!("{}, byte {}", self.place, self.at))
     }
 
+    /// What errors call the bytes.
+    pub(crate) fn place(&self) -> &'a str {
+        self.place
+    }
+
     /// Bytes that were not taken yet.
     pub(crate) fn left(&self) -> usize {
         self.bytes.len() - self.at

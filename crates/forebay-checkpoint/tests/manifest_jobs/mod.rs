@@ -271,7 +271,9 @@ pub(crate) fn everything() -> Saved {
         text.split('/').map(step).collect()
     };
     let tensor = |name: &str, dtype, shape: &[u64], layout| {
-        Named::tensor(name, dtype, shape).with_layout(layout).with_path(path(&name.replace('.', "/")))
+        Named::tensor(name, dtype, shape)
+            .with_layout(layout)
+            .with_path(path(&name.replace('.', "/")))
     };
     let values = vec![
         tensor("model.rows", Dtype::F32, &[6, 3], 0),

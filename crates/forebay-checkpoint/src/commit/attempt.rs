@@ -12,13 +12,11 @@ use super::hints::{Hint, Hints};
 use super::id::{AttemptId, StructureHash};
 use super::names::{self, Layout};
 use super::policy::Policy;
-use super::record::{Base, Beat, Begin, Decision, Failure, PartHead, encode};
+use super::record::{Base, Beat, Begin, Decision, PartHead, encode};
 use super::root::Root;
 
 /// Room for a failure record, set aside at the start: one block of most file systems.
 pub(crate) const FAIL_ROOM_BYTES: u64 = 4096;
-/// How often a record that tells the others of a failure is tried.
-const ABORT_TRIES: u32 = 4;
 
 /// What a rank needs to know to take part in a save. All but `rank` and `part_bytes` must be the same on all ranks.
 #[derive(Clone, Debug)]
@@ -54,30 +52,30 @@ pub struct Attempt {
     pub(crate) hints: Option<Arc<dyn Hints>>,
     pub(crate) begin: Begin,
     /// Whether the begin record is there and ours.
-    owned: bool,
+    pub(crate) owned: bool,
     /// Whether somebody else uses this attempt and rank.
     foreign: bool,
-    rooms: Rooms,
+    pub(crate) rooms: Rooms,
     /// The rank's part, kept for the case that it commits.
     pub(crate) own_part: Option<Vec<u8>>,
     /// Keys of the data files, to be removed when the attempt fails.
-    files: Mutex<Vec<String>>,
+    pub(crate) files: Mutex<Vec<String>>,
     beat: Mutex<(u64, Duration)>,
 }
 
 /// Room that was set aside and not used yet.
 #[derive(Default)]
-struct Rooms {
+pub(crate) struct Rooms {
     part: Option<Box<dyn DataObject>>,
-    fail: Option<Box<dyn DataObject>>,
+    pub(crate) fail: Option<Box<dyn DataObject>>,
 }
 
 impl Attempt {
     /// Begins: looks whether this writer is fenced off and whether the step may be written, sets room aside, and says
     /// so to the other ranks.
     ///
-    /// Errors: `fenced`, `already_exists` (the step, or the attempt), `no_space`, `usage`, `unsupported`, I/O. The other
-    /// ranks hear of it as far as the store can still be written to.
+    /// Errors: `fenced`, `already_exists` (the step, or the attempt), `no_space`, `usage`, `unsupported`, I/O. The
+    /// other ranks hear of it as far as the store can still be written to.
     pub fn begin(
         root: &Root,
         policy: &Policy,
@@ -170,7 +168,10 @@ impl Attempt {
             return Err(error.at(self.root.place(&self.layout.metadata())));
         }
         self.root.check_fit(&expect, &self.layout.metadata())?;
-        self.begin.base = current.map(|current| Base { version: current.version.0 });
+        self.begin.base = current.map(|current| Base {
+            version: current.version.0,
+            attempt: current.attempt.map(|attempt| attempt.to_string()),
+        });
         Ok(())
     }
 
@@ -281,87 +282,6 @@ impl Attempt {
         Ok(key)
     }
 
-    /// Fails the attempt for every rank and removes this rank's data. Returns the error, for the caller to raise.
-    pub fn fail(mut self, error: Error) -> Error {
-        let failure = Failure::of(self.spec.rank, &error);
-        self.tell(&Hint::Failed(failure.clone()));
-        match self.abort(&failure) {
-            Ok(Decision::Abort(_)) => self.discard(),
-            Ok(Decision::Commit(_)) => tracing::warn!("a rank failed after all had their parts"),
-            Err(also) => tracing::warn!(error = %also, "a failure could not be written down"),
-        }
-        error
-    }
-
-    /// Decides to abort; returns the decision that stands, which may be another.
-    pub(crate) fn abort(&mut self, failure: &Failure) -> Result<Decision> {
-        let bytes = encode(&Decision::Abort(failure.clone()), &[])?;
-        let mut pause = Duration::from_millis(10);
-        let mut last = None;
-        for _ in 0..ABORT_TRIES {
-            match self.try_abort(&bytes) {
-                Ok(Some(decision)) => return Ok(decision),
-                Ok(None) => last = None,
-                Err(error) => last = Some(error),
-            }
-            self.root.clock.sleep(pause);
-            pause *= 4;
-        }
-        Err(last.unwrap_or_else(|| self.collected()))
-    }
-
-    /// First through the room that was set aside, then by creating the record.
-    fn try_abort(&mut self, bytes: &[u8]) -> Result<Option<Decision>> {
-        let key = self.layout.record(self.spec.attempt, "decision");
-        if let Some(room) = self.rooms.fail.take() {
-            let written = write_all_at(room.sink(), bytes, 0).and_then(|()| room.seal());
-            let staged = self.record_of("fail", self.spec.rank);
-            // Whether it worked is read below.
-            let done =
-                written.and_then(|()| self.root.store.publish(&staged, &key, &Expect::Absent));
-            if let Err(error) = done {
-                tracing::debug!(%error, "the room for a failure could not be used");
-            }
-        }
-        if let Some(decision) = self.root.decision(&self.layout, self.spec.attempt)? {
-            return Ok(Some(decision));
-        }
-        self.root.create_once(&key, bytes)?;
-        self.root.decision(&self.layout, self.spec.attempt)
-    }
-
-    /// Removes what this rank made in an attempt whose abort is decided. What cannot be removed is left to the collector.
-    pub(crate) fn discard(&mut self) {
-        self.rooms = Rooms::default();
-        let files = std::mem::take(&mut *self.files.lock().unwrap_or_else(PoisonError::into_inner));
-        for key in &files {
-            self.remove_quietly(key);
-        }
-        self.remove_own_records();
-    }
-
-    /// Removes this rank's records of an attempt that has ended; the decision and the outcome stay.
-    pub(crate) fn remove_own_records(&mut self) {
-        self.rooms = Rooms::default();
-        let rank = self.spec.rank;
-        if !self.owned {
-            return;
-        }
-        let whats: &[&str] = match self.spec.world {
-            1 => &["metadata", "beat", "begin"],
-            _ => &["metadata", "room", "part", "fail", "beat", "begin"],
-        };
-        for what in whats {
-            self.remove_quietly(&self.record_of(what, rank));
-        }
-    }
-
-    pub(crate) fn remove_quietly(&self, key: &str) {
-        if let Err(error) = self.root.store.remove(key) {
-            tracing::debug!(%error, "left to the collector");
-        }
-    }
-
     pub(crate) fn record_of(&self, what: &str, rank: u32) -> String {
         self.layout.of_rank(self.spec.attempt, what, rank)
     }
@@ -370,14 +290,5 @@ impl Attempt {
         if let Some(hints) = &self.hints {
             hints.tell(self.spec.attempt, hint);
         }
-    }
-
-    /// The error of a writer that was thought dead.
-    pub(crate) fn collected(&self) -> Error {
-        let what = format!("attempt {} was given up for dead and collected", self.spec.attempt);
-        let error = Error::new(Code::Fenced, what);
-        error
-            .at(self.root.place(self.layout.prefix()))
-            .hint("the rank was silent for longer than the grace of a garbage collection")
     }
 }

@@ -14,8 +14,8 @@ use super::root::{LIST_MAX, Root};
 /// How many other claimants may be quicker.
 const CLAIM_TRIES: u32 = 64;
 
-/// Claims the next epoch of a root for a run, to be called by one rank, once per life of the job, before its first save.
-/// `parent` is the step that it restored. Withdraws what writers of lower epochs have under way.
+/// Claims the next epoch of a root for a run, to be called by one rank, once per life of the job, before its first
+/// save. `parent` is the step that it restored. Withdraws what writers of lower epochs have under way.
 ///
 /// Returns the epoch, which the caller hands to the other ranks. Errors: I/O; `timeout` if others are always quicker.
 pub fn claim(root: &Root, run: RunId, parent: Option<u64>, who: &str) -> Result<u64> {

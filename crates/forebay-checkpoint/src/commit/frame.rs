@@ -1,8 +1,8 @@
 //! The frame around every record: what it is, how long, and whether it is whole.
 //!
 //! Records are read while others write them, over stores that tear writes and lose replies. A reader must tell "not
-//! written yet" (zeros: room that was set aside) from "damaged", and must never take memory on the word of a length that
-//! nobody checked: one flipped bit in a size word has made peers ask for an exabyte.
+//! written yet" (zeros: room that was set aside) from "damaged", and must never take memory on the word of a length
+//! that nobody checked: one flipped bit in a size word has made peers ask for an exabyte.
 
 use forebay_error::{Code, Error, Result};
 use forebay_format::crc::{crc32, crc32_join};

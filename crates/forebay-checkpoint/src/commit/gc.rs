@@ -9,27 +9,26 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use forebay_error::{Code, Error, Result};
-use forebay_store::{Expect, Listed, Published};
+use forebay_store::Listed;
 
+use super::aside::{UNPUBLISHED, rescue};
+use super::census::Census;
 use super::id::AttemptId;
 use super::names::Layout;
 use super::readers::{READ_LEASE, wait_for_readers};
 use super::record::Failure;
-use super::root::{LIST_MAX, Root};
-use super::steps::{Census, CommitInfo};
+use super::root::Root;
+use super::steps::CommitInfo;
 use super::withdraw::{is_awake, layouts, withdraw};
 
 /// No write of a small object takes that long: its temporary object may go.
 const TEMP_AGE: Duration = Duration::from_secs(3600);
 
-/// How names of what was `.metadata` of a pruned step start.
-pub(crate) const UNPUBLISHED: &str = "unpublished";
-
 /// How a collection goes about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcOptions {
-    /// How old, by the store's clock, everything of an attempt must be; and how long ago a commit must have been replaced or
-    /// unpublished, for readers that take no leases.
+    /// How old, by the store's clock, everything of an attempt must be; and how long ago a commit must have been
+    /// replaced or unpublished, for readers that take no leases.
     pub grace: Duration,
     /// Between taking the right to publish and removing data: longer than a publication takes that has been sent off.
     pub settle: Duration,
@@ -285,31 +284,4 @@ fn remove(root: &Root, object: &Listed, report: &mut GcReport) -> bool {
         }
     }
     true
-}
-
-/// Puts a commit back that was moved aside for another: one that was published between a remover's last look and its move.
-pub(crate) fn rescue(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<()> {
-    let prefix = layout.records(attempt);
-    for (name, _) in root.store.names(&prefix, LIST_MAX)? {
-        if name.starts_with(UNPUBLISHED) {
-            rescue_from(root, layout, attempt, &format!("{prefix}{name}"))?;
-        }
-    }
-    Ok(())
-}
-
-fn rescue_from(root: &Root, layout: &Layout, attempt: AttemptId, aside: &str) -> Result<()> {
-    let source = match root.store.open_data(aside) {
-        Ok(source) => source,
-        Err(error) if error.code() == Code::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    if root.identify.attempt(source.as_ref())? == Some(attempt) {
-        return Ok(());
-    }
-    match root.store.publish(aside, &layout.metadata(), &Expect::Absent)? {
-        Published::Done { .. } | Published::Withdrawn => Ok(()),
-        // Somebody has committed since: what was moved aside has been replaced.
-        Published::Lost => root.store.remove(aside).map(drop),
-    }
 }

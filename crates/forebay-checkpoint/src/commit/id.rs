@@ -7,8 +7,9 @@ use forebay_error::{Code, Error};
 
 /// One life of a training job: a random number that its ranks agree on once, at the first save.
 ///
-/// 32 bits: it tells the lives of one checkpoint folder apart, a few thousand at most, so a chance meeting is a matter of
-/// one in a million; and a meeting is refused, not mixed up, because begin records are created and never replaced.
+/// 32 bits: it tells the lives of one checkpoint folder apart, a few thousand at most, so a chance meeting is a
+/// matter of one in a million; and a meeting is refused, not mixed up, because begin records are created and never
+/// replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RunId(pub u32);
 

@@ -1,8 +1,8 @@
 //! Leases: counters that a holder bumps and an observer watches.
 //!
 //! An observer never asks what time it was when the holder wrote; it asks whether the counter has changed, by its own
-//! clock. A holder whose counter stands still for the whole of a lease counts as dead; one that was only slow finds that
-//! its rights are gone before it can do harm.
+//! clock. A holder whose counter stands still for the whole of a lease counts as dead; one that was only slow finds
+//! that its rights are gone before it can do harm.
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! Which commit is the latest: the newest epoch's line.
 //!
-//! A job that restarts from step 900 after an older life of it got to 1,000 goes on from 900; the step 1,000 that is still
-//! there is of another line. The line of the newest epoch is: its own commits, then those of its parent's epoch up to
-//! the parent step, and so on. An epoch without commits and without a parent (a fresh start that came to nothing)
-//! is skipped, so that it hides nothing.
+//! A job that restarts from step 900 after an older life of it got to 1,000 goes on from 900; the step 1,000 that is
+//! still there is of another line. The line of the newest epoch is: its own commits, then those of its parent's epoch
+//! up to the parent step, and so on. An epoch without commits and without a parent (a fresh start that came to
+//! nothing) is skipped, so that it hides nothing.
 
 use forebay_error::{Code, Error, Result};
 
@@ -15,8 +15,8 @@ use super::steps::{State, StepState, steps};
 /// Most steps that an error lists.
 const LISTED_MAX: usize = 12;
 
-/// The steps of the newest epoch's line, in order. `commits` are (step, epoch); `claims` gives the claims, newest first;
-/// epoch 0 stands for writers that claimed none.
+/// The steps of the newest epoch's line, in order. `commits` are (step, epoch); `claims` gives the claims, newest
+/// first; epoch 0 stands for writers that claimed none.
 pub(crate) fn line(
     commits: &[(u64, u64)],
     epochs: &[u64],

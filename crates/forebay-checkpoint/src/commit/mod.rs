@@ -5,38 +5,39 @@
 //! A step is a folder. It is a checkpoint from the instant at which `.metadata` is in it, for stock readers as for us.
 //! Everything before that instant may fail, everything after it is tidying up. Files are described at [`Layout`].
 //!
-//! 1. **Begin.** Each rank creates `begin-<rank>` and sets room aside for its part and for a failure, so that a full disk
-//!    can be reported later. Names of data files carry the attempt, so nothing committed is ever touched.
-//! 2. **Data, then part.** A rank makes its files durable, then publishes `part-<rank>` with what it contributes and with
-//!    what all must agree on: world size, structure, epoch.
-//! 3. **Commit.** One rank, the committer, sees all parts, assembles the manifest and `.metadata`, makes both durable under
-//!    names of its own, and *decides*: it creates `decision`, which names its staged source. Rank 0 is the first
-//!    committer; it bumps a counter meanwhile, and when that stands still others take over, few at first.
+//! 1. **Begin.** Each rank creates `begin-<rank>` and sets room aside for its part and for a failure, so that a full
+//!    disk can be reported later. Names of data files carry the attempt, so nothing committed is ever touched.
+//! 2. **Data, then part.** A rank makes its files durable, then publishes `part-<rank>` with what it contributes and
+//!    with what all must agree on: world size, structure, epoch.
+//! 3. **Commit.** One rank, the committer, sees all parts, assembles the manifest and `.metadata`, makes both durable
+//!    under names of its own, and *decides*: it creates `decision`, which names its staged source. Rank 0 is the
+//!    first committer; it bumps a counter meanwhile, and when that stands still others take over, few at first.
 //! 4. **Publish.** The source that the decision names is published as `.metadata`, by the committer as a rule, by any
 //!    other rank if it is slow. The store lets one of them. `outcome` then tells those who look later.
 //!
-//! A failure is a decision too: the rank that meets it publishes the room it had set aside as `decision`. A rank that fails
-//! has not contributed its part, so no commit can be decided without it; and since `decision` is created once,
+//! A failure is a decision too: the rank that meets it publishes the room it had set aside as `decision`. A rank that
+//! fails has not contributed its part, so no commit can be decided without it; and since `decision` is created once,
 //! all ranks read the same answer. Whoever wants to know the outcome reads one small object.
 //!
 //! # What can never happen, and why
 //!
 //! - **A step that is not complete becomes visible.** A commit decision needs every part, a part is published after its
 //!   data is durable, and the committer has seen every file with its size.
-//! - **An overwrite loses the old step.** Its files are not touched, and `.metadata` is replaced in one step, expecting the
-//!   version that rank 0 saw when it began. Two writers that race: one wins, the other is told `lost_commit`.
+//! - **An overwrite loses the old step.** Its files are not touched, and `.metadata` is replaced in one step,
+//!   expecting the version that rank 0 saw when it began. Two writers that race: one wins, the other is told
+//!   `lost_commit`.
 //! - **A writer thought dead breaks what came after it.** Taking an attempt's right to publish
 //!   (`withdraw`) removes its begin records and then its staged sources; a publisher looks at its begin record last of
 //!   all. Data is removed only after that, after another look at the commit point. A new life of a job claims the
 //!   next epoch, and withdraws what lower ones have under way.
-//! - **A step is removed under a reader.** `.metadata` goes first, then leases and a grace time are waited out, then the
-//!   commit point is read again, then data goes.
-//! - **Somebody waits for ever.** Every wait has an end on the waiter's own clock: the deadline, the lease of a silent rank,
-//!   the time for ranks to appear, the takeover times.
+//! - **A step is removed under a reader.** `.metadata` goes first, then leases and a grace time are waited out, then
+//!   the commit point is read again, then data goes.
+//! - **Somebody waits for ever.** Every wait has an end on the waiter's own clock: the deadline, the lease of a
+//!   silent rank, the time for ranks to appear, the takeover times.
 //!
-//! Nothing is assumed of a store beyond its interface; no two clocks are compared; a reply that gets lost is looked up.
-//! What remains: on a store that copies when it publishes, a publication that was sent off before its source was removed may
-//! arrive a little later. [`GcOptions::settle`] is the time that it gets.
+//! Nothing is assumed of a store beyond its interface; no two clocks are compared; a reply that gets lost is looked
+//! up. What remains: on a store that copies when it publishes, a publication that was sent off before its source was
+//! removed may arrive a little later. [`GcOptions::settle`] is the time that it gets.
 //!
 //! # How a save calls this
 //!
@@ -53,9 +54,13 @@
 //! to restore:    step = latest(&root)?, lease = ReadLease::take(&root, step)?, lease.beat() meanwhile
 //! ```
 //!
-//! An attempt that is dropped in between is a dead one: the others hear of it by its silence, and a collection removes it.
+//! An attempt that is dropped in between is a dead one: the others hear of it by its silence, and a collection
+//! removes it.
 
+mod abort;
+mod aside;
 mod attempt;
+mod census;
 mod clock;
 mod epoch;
 mod frame;

@@ -10,8 +10,8 @@ pub struct Policy {
     /// A rank whose counter stands still for that long is dead. It must be bumped at least three times in that time:
     /// [`Attempt::beat`](super::Attempt::beat).
     pub lease: Duration,
-    /// How long the first committer may show no sign before the next ranks take over: 1, 2, 2, 3, 3, 3, 3, 4 ... times this,
-    /// and a random part of it.
+    /// How long the first committer may show no sign before the next ranks take over: 1, 2, 2, 3, 3, 3, 3, 4 ...
+    /// times this, and a random part of it.
     pub takeover: Duration,
     /// How long a rank may be away that never began, before the storage counts as not shared.
     pub appear: Duration,
@@ -44,8 +44,8 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// When `rank` takes over from a committer that shows no sign of life: doubling crowds, spread by a jitter that is the
-    /// same each time for the rank.
+    /// When `rank` takes over from a committer that shows no sign of life: doubling crowds, spread by a jitter that
+    /// is the same each time for the rank.
     pub(crate) fn turn(&self, rank: u32, seed: u64) -> Duration {
         if rank == 0 {
             return Duration::ZERO;

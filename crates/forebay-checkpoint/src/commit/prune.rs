@@ -9,16 +9,14 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forebay_error::{Code, Error, Result};
-use forebay_store::{Expect, Published};
 
-use super::gc::{GcOptions, GcReport, UNPUBLISHED, gc, rescue, sweep};
+use super::aside::{announce, unpublish};
+use super::gc::{GcOptions, GcReport, gc, sweep};
 use super::id::AttemptId;
 use super::line;
 use super::names::Layout;
-use super::record::Failure;
 use super::root::Root;
 use super::steps::{StepState, steps};
-use super::withdraw::withdraw;
 
 /// Which commits stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,8 +34,8 @@ pub struct Retention {
 pub struct PruneOptions {
     /// As of a collection.
     pub gc: GcOptions,
-    /// Waits out the grace time and removes the data in this call; else the data stay until a prune or collection that comes
-    /// after the grace time.
+    /// Waits out the grace time and removes the data in this call; else the data stay until a prune or collection
+    /// that comes after the grace time.
     pub wait: bool,
 }
 
@@ -71,7 +69,7 @@ pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Resu
     let committed = states.iter().filter(|state| state.commit.is_some());
     let off_line = committed.map(|state| state.step).filter(|step| !line.contains(step)).collect();
     let mut report = PruneReport { off_line, ..PruneReport::default() };
-    let mut gone: Vec<(Layout, AttemptId)> = Vec::new();
+    let mut announced: Vec<(u64, Layout, AttemptId)> = Vec::new();
     for step in retention.doomed(&line) {
         let Some(attempt) = states.iter().find(|state| state.step == step).and_then(own) else {
             let what = "the step was not written by Forebay, or its commit cannot be read";
@@ -84,15 +82,13 @@ pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Resu
             report.unpublished.push(step);
             continue;
         }
-        match unpublish(root, &layout, attempt) {
-            Ok(true) => {
-                report.unpublished.push(step);
-                gone.push((layout, attempt));
-            }
+        match announce(root, &layout, attempt) {
+            Ok(true) => announced.push((step, layout, attempt)),
             Ok(false) => {}
             Err(error) => report.failed.push((step, error)),
         }
     }
+    let gone = take_away(root, announced, options, &mut report);
     if options.wait && !gone.is_empty() {
         root.clock.sleep(options.gc.grace.max(options.gc.settle));
         for (layout, attempt) in &gone {
@@ -104,36 +100,34 @@ pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Resu
     Ok(report)
 }
 
+/// Unpublishes what was announced; returns what is gone.
+fn take_away(
+    root: &Root,
+    announced: Vec<(u64, Layout, AttemptId)>,
+    options: &PruneOptions,
+    report: &mut PruneReport,
+) -> Vec<(Layout, AttemptId)> {
+    let mut gone = Vec::new();
+    if !announced.is_empty() {
+        root.clock.sleep(options.gc.settle);
+    }
+    for (step, layout, attempt) in announced {
+        match unpublish(root, &layout, attempt) {
+            Ok(true) => {
+                report.unpublished.push(step);
+                gone.push((layout, attempt));
+            }
+            Ok(false) => {}
+            Err(error) => report.failed.push((step, error)),
+        }
+    }
+    gone
+}
+
 /// The attempt of a commit that can be removed file by file.
 fn own(state: &StepState) -> Option<AttemptId> {
     let commit = state.commit.as_ref()?;
     commit.attempt.filter(|_| commit.damage.is_none())
-}
-
-/// Takes a commit's `.metadata` away; whether it was there and is gone.
-fn unpublish(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<bool> {
-    rescue(root, layout, attempt)?;
-    if root.committed(layout)? != Some(Some(attempt)) {
-        return Ok(false);
-    }
-    // The grace time counts from here, by the store's clock.
-    root.store.put(&layout.record(attempt, "removing"), &[])?;
-    let what = "the step was pruned";
-    withdraw(root, layout, attempt, Failure::new(Code::Fenced, what))?;
-    // A name of its own: two removers must not take each other's find away.
-    let aside = layout.record(attempt, &format!("{UNPUBLISHED}-{:016x}", super::random()));
-    match root.store.publish(&layout.metadata(), &aside, &Expect::Absent) {
-        Ok(Published::Done { .. } | Published::Withdrawn) => {}
-        Ok(Published::Lost) => return Ok(false),
-        Err(error) => {
-            if root.committed(layout)? == Some(Some(attempt)) {
-                return Err(error);
-            }
-        }
-    }
-    // A save of the same step may have been published between the look and the move.
-    rescue(root, layout, attempt)?;
-    Ok(root.committed(layout)? != Some(Some(attempt)))
 }
 
 #[cfg(test)]

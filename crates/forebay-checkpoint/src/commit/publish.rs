@@ -11,6 +11,7 @@ use std::time::Duration;
 use forebay_error::{Code, Error, Result};
 use forebay_store::{Expect, Published, check_key};
 
+use super::aside::let_removers_pass;
 use super::attempt::Attempt;
 use super::epoch;
 use super::hints::Hint;
@@ -44,7 +45,8 @@ pub struct Assembled {
 }
 
 impl Attempt {
-    /// From parts to a decision. Errors are this rank's failures; without one the decision is there, if perhaps another's.
+    /// From parts to a decision. Errors are this rank's failures; without one the decision is there, if perhaps
+    /// another's.
     pub(crate) fn decide(
         &mut self,
         parts: Vec<Vec<u8>>,
@@ -149,9 +151,13 @@ impl Attempt {
         let to = self.layout.metadata();
         let mut expect =
             commit.base.as_ref().map_or(Expect::Absent, |base| Expect::Version(base.version()));
+        let replaced = commit.base.as_ref().and_then(|base| base.attempt.as_ref()?.parse().ok());
         let mut pause = Duration::from_millis(10);
         let mut last = None;
         for _ in 0..PUBLISH_TRIES {
+            if let Some(replaced) = replaced {
+                let_removers_pass(&self.root, &self.layout, replaced)?;
+            }
             if let Some(verdict) = self.refused(commit)? {
                 return Ok(verdict);
             }
@@ -209,8 +215,8 @@ impl Attempt {
         }))
     }
 
-    /// The source is gone and the step is not ours: another rank may have published it and a later save replaced it, else
-    /// it was collected.
+    /// The source is gone and the step is not ours: another rank may have published it and a later save replaced it,
+    /// else it was collected.
     fn withdrawn(&self, commit: &Commit) -> Result<Verdict> {
         let key = self.layout.record(self.spec.attempt, "outcome");
         Ok(match self.root.read::<Outcome>(&key)? {

@@ -1,5 +1,5 @@
-//! The records of the protocol. Each is JSON in a [frame](super::frame); unknown fields are ignored, so that a newer writer
-//! may add some within a version.
+//! The records of the protocol. Each is JSON in a [frame](super::frame); unknown fields are ignored, so that a newer
+//! writer may add some within a version.
 
 use forebay_error::{Code, Error, Result};
 use forebay_store::Version;
@@ -81,6 +81,8 @@ pub(crate) struct Begin {
 pub(crate) struct Base {
     /// The store's version of `.metadata`.
     pub(crate) version: Vec<u8>,
+    /// Whose it is, where Forebay wrote it.
+    pub(crate) attempt: Option<String>,
 }
 
 impl Base {
@@ -133,8 +135,8 @@ pub(crate) struct Commit {
     pub(crate) metadata_bytes: u64,
 }
 
-/// Made once per attempt, by an atomic create: after a commit decision nothing can fail but the publication itself, after
-/// an abort nothing of the attempt can ever be published.
+/// Made once per attempt, by an atomic create: after a commit decision nothing can fail but the publication itself,
+/// after an abort nothing of the attempt can ever be published.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Decision {
     /// All parts are there; the source is staged.

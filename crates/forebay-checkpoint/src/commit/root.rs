@@ -20,8 +20,8 @@ pub(crate) const LIST_MAX: usize = 1 << 22;
 
 /// Reads what a `.metadata` says of its writer. The format is not this module's business.
 pub trait Identify: Send + Sync {
-    /// The attempt that committed it; `None` where Forebay did not write it. Errors where it cannot be read: then nothing
-    /// in its folder is ever removed.
+    /// The attempt that committed it; `None` where Forebay did not write it. Errors where it cannot be read: then
+    /// nothing in its folder is ever removed.
     fn attempt(&self, metadata: &dyn RangeSource) -> Result<Option<AttemptId>>;
 
     /// The names of the files that it needs, for commits whose own record is gone (a copy without hidden folders).

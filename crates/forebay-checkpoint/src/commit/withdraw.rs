@@ -1,14 +1,15 @@
 //! Taking an attempt's right to publish, for good.
 //!
-//! A writer thought dead may wake up at any instruction. Two removals make it harmless, and need no room on a full disk:
+//! A writer thought dead may wake up at any instruction. Two removals make it harmless, and need no room on a full
+//! disk:
 //!
 //! 1. **Begin records.** A rank publishes only if its own begin record is still there, and looks after the decision.
 //! 2. **Staged sources**, after that. A rank that looked before (1) had staged before, so its source is listed here and
 //!    goes; the store's publication then finds nothing, or it was quicker and the step is committed.
 //!
-//! A rank that stages after (2) looks for its begin record after that, and finds none. What was published before (2) shows
-//! when the commit point is read again, which every caller does before it removes a byte of data. A decision record
-//! is made first, as far as there is room, because it carries the reason to the other ranks.
+//! A rank that stages after (2) looks for its begin record after that, and finds none. What was published before (2)
+//! shows when the commit point is read again, which every caller does before it removes a byte of data. A decision
+//! record is made first, as far as there is room, because it carries the reason to the other ranks.
 
 use forebay_error::{Code, Error, Result};
 use forebay_store::{Expect, Published};

@@ -7,20 +7,15 @@ use forebay_checkpoint::commit::{
     Committed, GcOptions, PruneOptions, Retention, Root, RunId, claim, gc, latest, prune,
 };
 use forebay_error::{Code, Result};
+use forebay_store::fault::{Fault, FaultStore, Plan};
 use forebay_store::{MemoryStore, Store};
 
-use crate::sim::{Actor, Pace, Sim, Slow};
+use crate::sim::{Actor, Moves, Pace, Sim, Slow};
 use crate::world::*;
 
 /// Longer than any wait of the others, and than every grace time.
 const PAUSE: Duration = Duration::from_secs(2 * 3600);
 const WORLD: u32 = 2;
-
-struct Job {
-    store: MemoryStore,
-    sim: Arc<Sim>,
-    root: Root,
-}
 
 /// A save of step 5 by an old writer, of which rank `sleeper` stops at a point, while `meanwhile` runs an hour later.
 fn sleep_at(
@@ -42,10 +37,9 @@ fn sleep_at(
     let inner: Arc<dyn Store> = Arc::new(store.clone());
     let pace = Pace::PauseAt(point, PAUSE);
     let never = Pace::PauseAt(u64::MAX, PAUSE);
-    let (slow, other) = match copies {
-        true => (Slow::copying(inner.clone(), &sim, pace), Slow::copying(inner, &sim, never)),
-        false => (Slow::new(inner.clone(), &sim, pace), Slow::new(inner, &sim, never)),
-    };
+    let moves = if copies { Moves::ByCopy } else { Moves::AtOnce };
+    let slow = Slow::moving(Arc::clone(&inner), &sim, pace, moves);
+    let other = Slow::moving(inner, &sim, never, moves);
     let mut actors: Vec<Actor<'_, Option<Result<Committed>>>> = Vec::new();
     for rank in 0..WORLD {
         let root = match rank == sleeper {
@@ -188,6 +182,36 @@ fn a_writer_that_was_taken_over_from_commits_nothing_from_then_on() {
     for point in 0..points {
         run(point);
     }
+}
+
+#[test]
+fn a_claim_that_died_half_way_still_fences_off_what_has_not_come_to_its_last_look() {
+    let run = |point: u64| {
+        let job = Job::new();
+        let mut spec = spec(5, attempt(1, 0), 0, 1);
+        spec.epoch = claim(&job.root, RunId(1), None, "old").unwrap();
+        let inner: Arc<dyn Store> = Arc::new(job.store.clone());
+        let slow = Slow::new(Arc::clone(&inner), &job.sim, Pace::PauseAt(point, PAUSE));
+        let sleeper = root(Arc::<Slow>::clone(&slow), &job.sim);
+        let claiming = || {
+            job.sim.clock_wait(HOUR);
+            let before = load(&job.store, 5).is_some();
+            // Listing, creating, and dead before it has withdrawn anything.
+            let client = FaultStore::new(inner, Plan::at(2, Fault::Kill));
+            claim(&root(Arc::new(client), &job.sim), RunId(2), None, "new").unwrap_err();
+            before
+        };
+        let actors: Vec<Actor<'_, bool>> =
+            vec![Box::new(|| save(&sleeper, None, spec).is_ok()), Box::new(claiming)];
+        let (results, _) = job.sim.run(actors);
+        assert_eq!(load(&job.store, 5).is_some(), results[0] || results[1]);
+        (slow.points(), results[0] && !results[1])
+    };
+    let (points, _) = run(u64::MAX);
+    let late = (0..points).filter(|point| run(*point).1).count();
+    // Between the last look and the publication nothing but the look at the begin record.
+    println!("{late} of {points} points");
+    assert!(points > 20 && late <= 4, "{late} of {points}");
 }
 
 #[test]

@@ -16,12 +16,6 @@ use crate::world::*;
 const FAULTS: [Fault; 5] =
     [Fault::Kill, Fault::Errno(5), Fault::Errno(28), Fault::Torn, Fault::LostReply];
 
-struct Job {
-    store: MemoryStore,
-    sim: Arc<Sim>,
-    root: Root,
-}
-
 /// Three commits, one of them replaced once, an attempt that died, and one that may be alive.
 fn job() -> Job {
     let store = MemoryStore::new();

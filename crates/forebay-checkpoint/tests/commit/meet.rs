@@ -7,7 +7,7 @@ use forebay_checkpoint::commit::{GcOptions, PruneOptions, Retention, Root, gc, p
 use forebay_store::fault::{Fault, FaultStore, Plan};
 use forebay_store::{MemoryStore, Store};
 
-use crate::sim::{Actor, Pace, Sim, Slow};
+use crate::sim::{Actor, Moves, Pace, Sim, Slow};
 use crate::world::*;
 
 const NEVER: u64 = u64::MAX;
@@ -36,8 +36,8 @@ impl Pair {
     }
 }
 
-/// The writer sleeps two hours at its point; the collector starts after one, and sleeps two at its own, so that the writer
-/// goes on in the middle of the collection.
+/// The writer sleeps two hours at its point; the collector starts after one, and sleeps two at its own, so that the
+/// writer goes on in the middle of the collection.
 fn collect_under(writer_at: u64, collector_at: u64, overwrite: bool) -> (u64, u64) {
     let pair = pair(u64::from(overwrite));
     let (writer, writes) = pair.slow(writer_at, HOUR * 2);
@@ -96,14 +96,18 @@ fn overwrite_under_prune(pruner_at: u64, killed_at: u64) -> (bool, u64, u64) {
     };
     let actors: Vec<Actor<'_, bool>> = vec![Box::new(pruning), Box::new(saving)];
     let (results, _) = pair.sim.run(actors);
+    let new = Some(attempt(1, 0));
+    let meant = client.log().iter().any(|step| step.key.ends_with("/00000001-0/removing"));
+    if killed_at == NEVER && !meant {
+        assert_eq!(load(&pair.store, 1), new, "pruner at {pruner_at}: it is put back at once");
+    }
     // A pruner that was killed while it held a commit aside: a collection puts that back.
     collect_all(&pair.plain, &pair.store, &pair.sim);
     let context = format!("pruner at {pruner_at}, killed at {killed_at}");
     assert!(results[1], "{context}: the save failed");
     // A pruner that was late enough has listed the new commit, and means that.
-    let meant = client.log().iter().any(|step| step.key.ends_with("/00000001-0/removing"));
     if !meant {
-        assert_eq!(load(&pair.store, 1), Some(attempt(1, 0)), "{context}");
+        assert_eq!(load(&pair.store, 1), new, "{context}");
     }
     assert_eq!(load(&pair.store, 2), Some(attempt(9, 2)));
     (!meant, slow.points(), client.steps())
@@ -120,4 +124,51 @@ fn a_step_that_is_saved_anew_while_it_is_pruned_is_never_lost() {
     }
     println!("{points} points x {steps} steps, kept in {kept}");
     assert!(points > 40 && kept > points * steps / 2, "{kept} of {points} x {steps}");
+}
+
+/// The pruner of step 1 stops for less than a writer waits for it, also between the two halves of a move.
+fn overwrite_under_short_pause(pruner_at: u64) -> u64 {
+    let pair = pair(2);
+    let inner: Arc<dyn Store> = Arc::new(pair.store.clone());
+    let pace = Pace::PauseAt(pruner_at, Duration::from_secs(20));
+    let slow = Slow::moving(Arc::clone(&inner), &pair.sim, pace, Moves::ByLink);
+    let pruner = root(Arc::<Slow>::clone(&slow), &pair.sim);
+    let other = Slow::moving(inner, &pair.sim, Pace::PauseAt(NEVER, HOUR), Moves::ByLink);
+    let writer = root(other, &pair.sim);
+    let pruning = || {
+        let retention = Retention { keep_last: 1, ..Retention::default() };
+        let gc = GcOptions { grace: Duration::from_secs(60), ..GcOptions::default() };
+        let report = prune(&pruner, &retention, &PruneOptions { gc, wait: true }).unwrap();
+        assert!(report.failed.is_empty() && report.gc.failed.is_empty(), "{report:?}");
+        true
+    };
+    let saving = || {
+        pair.sim.clock_wait(Duration::from_secs(10));
+        save(&writer, None, spec(1, attempt(1, 0), 0, 1)).is_ok()
+    };
+    let actors: Vec<Actor<'_, bool>> = vec![Box::new(pruning), Box::new(saving)];
+    let (results, _) = pair.sim.run(actors);
+    let points = slow.points();
+    assert!(results[1], "pruner at {pruner_at}");
+    // Stopped before it had listed the steps, it means the new commit.
+    if load(&pair.store, 1).is_none() {
+        assert!(pruner_at < LISTED_BY, "pruner at {pruner_at}: a commit is lost");
+    } else {
+        assert_eq!(load(&pair.store, 1), Some(attempt(1, 0)), "pruner at {pruner_at}");
+    }
+    collect_all(&pair.plain, &pair.store, &pair.sim);
+    points
+}
+
+/// By this point a prune has read what step 1 is.
+const LISTED_BY: u64 = 8;
+
+#[test]
+fn a_writer_lets_a_remover_pass_that_moves_in_two_steps() {
+    let points = overwrite_under_short_pause(NEVER);
+    println!("{points} points");
+    assert!(points > 50, "{points}");
+    for point in 0..points {
+        overwrite_under_short_pause(point);
+    }
 }

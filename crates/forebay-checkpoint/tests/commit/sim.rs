@@ -193,28 +193,40 @@ pub(crate) enum Pace {
     Random(u64),
 }
 
+/// How a store gets what was staged to where it is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moves {
+    /// In one step, as `rename` does.
+    AtOnce,
+    /// To an empty place in two, as `link` and `unlink` do; others may come between.
+    ByLink,
+    /// Not at all: it copies, as object stores do, and what was staged stays.
+    ByCopy,
+}
+
 /// A client of a store that takes its time, so that others get between any two of its calls.
 pub(crate) struct Slow {
     inner: Arc<dyn Store>,
     sim: Arc<Sim>,
     pace: Mutex<Pace>,
     points: Mutex<u64>,
-    copies: bool,
+    moves: Moves,
 }
 
 impl Slow {
     pub(crate) fn new(inner: Arc<dyn Store>, sim: &Arc<Sim>, pace: Pace) -> Arc<Self> {
-        Arc::new(Self::of(inner, sim, pace, false))
+        Self::moving(inner, sim, pace, Moves::AtOnce)
     }
 
-    /// One that copies when it publishes, as object stores do: what was staged stays.
-    pub(crate) fn copying(inner: Arc<dyn Store>, sim: &Arc<Sim>, pace: Pace) -> Arc<Self> {
-        Arc::new(Self::of(inner, sim, pace, true))
-    }
-
-    fn of(inner: Arc<dyn Store>, sim: &Arc<Sim>, pace: Pace, copies: bool) -> Self {
+    /// One of a store with its own way of moving.
+    pub(crate) fn moving(
+        inner: Arc<dyn Store>,
+        sim: &Arc<Sim>,
+        pace: Pace,
+        moves: Moves,
+    ) -> Arc<Self> {
         let (sim, pace) = (Arc::clone(sim), Mutex::new(pace));
-        Self { inner, sim, pace, points: Mutex::new(0), copies }
+        Arc::new(Self { inner, sim, pace, points: Mutex::new(0), moves })
     }
 
     pub(crate) fn points(&self) -> u64 {
@@ -285,14 +297,29 @@ impl Store for Slow {
     }
 
     fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published> {
-        let kept = if self.copies { self.inner.get(staged, 1 << 20)? } else { None };
-        self.around(|store| {
-            let published = store.publish(staged, to, expect)?;
-            if let (Some((bytes, _)), Published::Done { .. }) = (kept, &published) {
-                store.put(staged, &bytes)?;
+        let staged_bytes = || Ok(self.inner.get(staged, 1 << 20)?.map(|(bytes, _)| bytes));
+        match self.moves {
+            Moves::AtOnce => self.around(|store| store.publish(staged, to, expect)),
+            Moves::ByCopy => {
+                let bytes: Option<Vec<u8>> = staged_bytes()?;
+                self.around(|store| {
+                    let published = store.publish(staged, to, expect)?;
+                    if let (Some(bytes), Published::Done { .. }) = (bytes, &published) {
+                        store.put(staged, &bytes)?;
+                    }
+                    Ok(published)
+                })
             }
-            Ok(published)
-        })
+            Moves::ByLink if *expect == Expect::Absent => {
+                let Some(bytes) = staged_bytes()? else { return Ok(Published::Withdrawn) };
+                if !self.around(|store| store.create(to, &bytes))? {
+                    return Ok(Published::Lost);
+                }
+                self.around(|store| store.remove(staged))?;
+                Ok(Published::Done { durable: true })
+            }
+            Moves::ByLink => self.around(|store| store.publish(staged, to, expect)),
+        }
     }
 
     fn create_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {

@@ -142,6 +142,28 @@ pub(crate) fn assemble(id: AttemptId, gathered: Gathered) -> Assembled {
     }
 }
 
+/// A store, its clock, and a client of it.
+pub(crate) struct Job {
+    pub(crate) store: MemoryStore,
+    pub(crate) sim: Arc<Sim>,
+    pub(crate) root: Root,
+}
+
+impl Job {
+    pub(crate) fn new() -> Self {
+        let store = MemoryStore::new();
+        let sim = Sim::new(&store);
+        let root = root(Arc::new(store.clone()), &sim);
+        Self { store, sim, root }
+    }
+
+    pub(crate) fn save_step(&self, step: u64, id: AttemptId, world: u32) {
+        let roots = vec![self.root.clone(); world as usize];
+        let (results, _) = save_all(&self.sim, &roots, |rank| spec(step, id, rank, world));
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
+    }
+}
+
 /// All ranks of a save, one store each. Returns what each got, and how long it took.
 pub(crate) fn save_all(
     sim: &Sim,
@@ -156,9 +178,9 @@ pub(crate) fn save_all(
     sim.run(roots.iter().enumerate().map(actor).collect())
 }
 
-/// Loads what a step's `.metadata` names, every byte: the attempt, or `None` where nothing is committed. Panics where what
-/// is committed is not whole.
-pub(crate) fn load(store: &MemoryStore, step: u64) -> Option<AttemptId> {
+/// Loads what a step's `.metadata` names, every byte: the attempt, or `None` where nothing is committed. Panics where
+/// what is committed is not whole.
+pub(crate) fn load(store: &dyn Store, step: u64) -> Option<AttemptId> {
     let layout = Layout::of_step(step);
     let (text, _) = store.get(&layout.metadata(), 1 << 20).unwrap()?;
     let text = String::from_utf8(text).unwrap();
@@ -178,7 +200,7 @@ pub(crate) fn load(store: &MemoryStore, step: u64) -> Option<AttemptId> {
 }
 
 /// What a listing says of a step agrees with what loads.
-pub(crate) fn check_listing(root: &Root, store: &MemoryStore) {
+pub(crate) fn check_listing(root: &Root, store: &dyn Store) {
     for state in steps(root, Duration::from_secs(30)).unwrap() {
         let loaded = load(store, state.step);
         assert_eq!(state.state() == State::Committed, loaded.is_some(), "{state:?}");
@@ -186,13 +208,14 @@ pub(crate) fn check_listing(root: &Root, store: &MemoryStore) {
         assert_eq!(listed, loaded.map(Some), "{state:?}");
         if let Some(commit) = &state.commit {
             assert_eq!(commit.damage, None);
+            assert!(commit.world > 0 && !commit.files.is_empty(), "no record: {commit:?}");
             assert!(commit.bytes > DATA_BYTES as u64 * u64::from(commit.world), "{commit:?}");
         }
     }
 }
 
 /// Collects, a day later, and checks that nothing is left but what the commits need.
-pub(crate) fn collect_all(root: &Root, store: &MemoryStore, sim: &Sim) {
+pub(crate) fn collect_all(root: &Root, store: &dyn Store, sim: &Sim) {
     sim.advance(HOUR * 24);
     let report = gc(root, &GcOptions::default()).unwrap();
     assert!(report.failed.is_empty() && report.kept.is_empty(), "{report:?}");
@@ -200,7 +223,7 @@ pub(crate) fn collect_all(root: &Root, store: &MemoryStore, sim: &Sim) {
 }
 
 /// Nothing is there but commits, their files and the records that explain them.
-pub(crate) fn check_clean(store: &MemoryStore) {
+pub(crate) fn check_clean(store: &dyn Store) {
     let all: BTreeSet<String> =
         store.list("", 1 << 20).unwrap().into_iter().map(|object| object.key).collect();
     for key in &all {

@@ -1,0 +1,108 @@
+//! Failing: so that every rank hears of it, even on a full disk, and nothing is left that cannot be used.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use forebay_engine::write_all_at;
+use forebay_error::{Code, Error, Result};
+use forebay_store::Expect;
+
+use super::attempt::{Attempt, Rooms};
+use super::hints::Hint;
+use super::record::{Decision, Failure, encode};
+
+/// How often a record that tells the others of a failure is tried.
+const ABORT_TRIES: u32 = 4;
+
+impl Attempt {
+    /// Fails the attempt for every rank and removes this rank's data. Returns the error, for the caller to raise.
+    pub fn fail(mut self, error: Error) -> Error {
+        let failure = Failure::of(self.spec.rank, &error);
+        self.tell(&Hint::Failed(failure.clone()));
+        match self.abort(&failure) {
+            Ok(Decision::Abort(_)) => self.discard(),
+            Ok(Decision::Commit(_)) => tracing::warn!("a rank failed after all had their parts"),
+            Err(also) => tracing::warn!(error = %also, "a failure could not be written down"),
+        }
+        error
+    }
+
+    /// Decides to abort; returns the decision that stands, which may be another.
+    pub(crate) fn abort(&mut self, failure: &Failure) -> Result<Decision> {
+        let bytes = encode(&Decision::Abort(failure.clone()), &[])?;
+        let mut pause = Duration::from_millis(10);
+        let mut last = None;
+        for _ in 0..ABORT_TRIES {
+            match self.try_abort(&bytes) {
+                Ok(Some(decision)) => return Ok(decision),
+                Ok(None) => last = None,
+                Err(error) => last = Some(error),
+            }
+            self.root.clock.sleep(pause);
+            pause *= 4;
+        }
+        Err(last.unwrap_or_else(|| self.collected()))
+    }
+
+    /// First through the room that was set aside, then by creating the record.
+    fn try_abort(&mut self, bytes: &[u8]) -> Result<Option<Decision>> {
+        let key = self.layout.record(self.spec.attempt, "decision");
+        if let Some(room) = self.rooms.fail.take() {
+            let written = write_all_at(room.sink(), bytes, 0).and_then(|()| room.seal());
+            let staged = self.record_of("fail", self.spec.rank);
+            // Whether it worked is read below.
+            let done =
+                written.and_then(|()| self.root.store.publish(&staged, &key, &Expect::Absent));
+            if let Err(error) = done {
+                tracing::debug!(%error, "the room for a failure could not be used");
+            }
+        }
+        if let Some(decision) = self.root.decision(&self.layout, self.spec.attempt)? {
+            return Ok(Some(decision));
+        }
+        self.root.create_once(&key, bytes)?;
+        self.root.decision(&self.layout, self.spec.attempt)
+    }
+
+    /// Removes what this rank made in an attempt whose abort is decided. What cannot be removed is left to the
+    /// collector.
+    pub(crate) fn discard(&mut self) {
+        self.rooms = Rooms::default();
+        let files = std::mem::take(&mut *self.files.lock().unwrap_or_else(PoisonError::into_inner));
+        for key in &files {
+            self.remove_quietly(key);
+        }
+        self.remove_own_records();
+    }
+
+    /// Removes this rank's records of an attempt that has ended; the decision and the outcome stay.
+    pub(crate) fn remove_own_records(&mut self) {
+        self.rooms = Rooms::default();
+        let rank = self.spec.rank;
+        if !self.owned {
+            return;
+        }
+        let whats: &[&str] = match self.spec.world {
+            1 => &["metadata", "beat", "begin"],
+            _ => &["metadata", "room", "part", "fail", "beat", "begin"],
+        };
+        for what in whats {
+            self.remove_quietly(&self.record_of(what, rank));
+        }
+    }
+
+    pub(crate) fn remove_quietly(&self, key: &str) {
+        if let Err(error) = self.root.store.remove(key) {
+            tracing::debug!(%error, "left to the collector");
+        }
+    }
+
+    /// The error of a writer that was thought dead.
+    pub(crate) fn collected(&self) -> Error {
+        let what = format!("attempt {} was given up for dead and collected", self.spec.attempt);
+        let error = Error::new(Code::Fenced, what);
+        error
+            .at(self.root.place(self.layout.prefix()))
+            .hint("the rank was silent for longer than the grace of a garbage collection")
+    }
+}

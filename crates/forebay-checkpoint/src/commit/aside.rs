@@ -1,0 +1,105 @@
+//! Taking a commit's `.metadata` away, so that nothing is lost if somebody commits the step anew meanwhile.
+//!
+//! 1. A `removing` record says what is going to happen. A writer that wants to replace that commit looks for it right
+//!    before it publishes, and lets the remover pass ([`let_removers_pass`]).
+//! 2. The remover gives publications that are under way the time to show, and looks whether the commit is still the
+//!    one.
+//! 3. It moves `.metadata` aside, into the records of its attempt, and looks at what it has moved. If that is somebody
+//!    else's commit after all, it puts it back; a remover that is killed in between leaves that to the next collection.
+//!
+//! The wait matters on stores whose move is two steps: with link and unlink, a replacement between them would be
+//! unlinked.
+
+use std::time::Duration;
+
+use forebay_error::{Code, Result};
+use forebay_store::{Expect, Published};
+
+use super::id::AttemptId;
+use super::names::Layout;
+use super::record::Failure;
+use super::root::{LIST_MAX, RECORD_BYTES_MAX, Root};
+use super::withdraw::withdraw;
+
+/// How names of what was `.metadata` of a pruned step start.
+pub(crate) const UNPUBLISHED: &str = "unpublished";
+/// The record that announces a removal.
+const REMOVING: &str = "removing";
+/// How long a writer waits for a remover that has announced itself; one that takes longer was killed.
+const REMOVER_WAIT: Duration = Duration::from_secs(30);
+const LOOKS: u32 = 60;
+
+/// Says that a commit is going to be removed; whether it is still there. The grace time counts from here, by the
+/// store's clock.
+pub(crate) fn announce(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<bool> {
+    rescue(root, layout, attempt)?;
+    if root.committed(layout)? != Some(Some(attempt)) {
+        return Ok(false);
+    }
+    root.store.put(&layout.record(attempt, REMOVING), &[])?;
+    Ok(true)
+}
+
+/// Takes a commit's `.metadata` away after it was [announced](announce); whether it was there and is gone.
+pub(crate) fn unpublish(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<bool> {
+    if root.committed(layout)? != Some(Some(attempt)) {
+        return Ok(false);
+    }
+    let what = "the step was pruned";
+    withdraw(root, layout, attempt, Failure::new(Code::Fenced, what))?;
+    // A name of its own: two removers must not take each other's find away.
+    let aside = layout.record(attempt, &format!("{UNPUBLISHED}-{:016x}", super::random()));
+    match root.store.publish(&layout.metadata(), &aside, &Expect::Absent) {
+        Ok(Published::Done { .. } | Published::Withdrawn) => {}
+        Ok(Published::Lost) => return Ok(false),
+        Err(error) => {
+            if root.committed(layout)? == Some(Some(attempt)) {
+                return Err(error);
+            }
+        }
+    }
+    rescue(root, layout, attempt)?;
+    Ok(root.committed(layout)? != Some(Some(attempt)))
+}
+
+/// Waits while a remover is about to take `attempt`'s commit away.
+pub(crate) fn let_removers_pass(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<()> {
+    let key = layout.record(attempt, REMOVING);
+    // Counted in looks as well: a clock that stands still must not hold a save up for ever.
+    for _ in 0..LOOKS {
+        let announced = root.store.get(&key, RECORD_BYTES_MAX)?.is_some();
+        if !announced || root.committed(layout)? != Some(Some(attempt)) {
+            return Ok(());
+        }
+        root.clock.sleep(REMOVER_WAIT / LOOKS);
+    }
+    Ok(())
+}
+
+/// Puts a commit back that was moved aside for another: one that was published between a remover's last look and its
+/// move.
+pub(crate) fn rescue(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<()> {
+    let prefix = layout.records(attempt);
+    for (name, _) in root.store.names(&prefix, LIST_MAX)? {
+        if name.starts_with(UNPUBLISHED) {
+            rescue_from(root, layout, attempt, &format!("{prefix}{name}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn rescue_from(root: &Root, layout: &Layout, attempt: AttemptId, aside: &str) -> Result<()> {
+    let source = match root.store.open_data(aside) {
+        Ok(source) => source,
+        Err(error) if error.code() == Code::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if root.identify.attempt(source.as_ref())? == Some(attempt) {
+        return Ok(());
+    }
+    match root.store.publish(aside, &layout.metadata(), &Expect::Absent)? {
+        Published::Done { .. } | Published::Withdrawn => Ok(()),
+        // Somebody has committed since: what was moved aside has been replaced.
+        Published::Lost => root.store.remove(aside).map(drop),
+    }
+}

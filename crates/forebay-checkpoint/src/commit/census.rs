@@ -1,0 +1,172 @@
+//! One listing of a step's folder, and what follows from it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use forebay_error::Result;
+use forebay_store::{Listed, is_temp};
+
+use super::aside::UNPUBLISHED;
+use super::id::AttemptId;
+use super::names::{Layout, Place, rank_of};
+use super::record::{Begin, Decision, Outcome};
+use super::root::{LIST_MAX, Root};
+use super::steps::{AttemptState, AttemptStatus, CommitInfo, StepState};
+
+/// The objects of a step's folder, by whom they belong to.
+pub(crate) struct Census {
+    pub(crate) layout: Layout,
+    pub(crate) metadata: Option<Listed>,
+    pub(crate) attempts: BTreeMap<AttemptId, Vec<Listed>>,
+    pub(crate) readers: Vec<Listed>,
+    /// Temporary objects of the store, left by writers that were killed.
+    pub(crate) temps: Vec<Listed>,
+}
+
+impl Census {
+    pub(crate) fn take(root: &Root, layout: &Layout) -> Result<Self> {
+        let mut census = Self {
+            layout: layout.clone(),
+            metadata: None,
+            attempts: BTreeMap::new(),
+            readers: Vec::new(),
+            temps: Vec::new(),
+        };
+        for object in root.store.list(layout.prefix(), LIST_MAX)? {
+            if is_temp(&object.key) {
+                census.temps.push(object);
+                continue;
+            }
+            match layout.place(&object.key) {
+                Place::Metadata => census.metadata = Some(object),
+                Place::File(attempt) | Place::Record(attempt) => {
+                    census.attempts.entry(attempt).or_default().push(object);
+                }
+                Place::Reader => census.readers.push(object),
+                Place::Foreign => {}
+            }
+        }
+        Ok(census)
+    }
+
+    /// Age of the youngest object of an attempt.
+    pub(crate) fn age(&self, attempt: AttemptId) -> Duration {
+        let objects = self.attempts.get(&attempt).into_iter().flatten();
+        objects.map(|object| object.age.0).min().unwrap_or(Duration::MAX)
+    }
+
+    /// Names of records of an attempt.
+    fn records(&self, attempt: AttemptId) -> impl Iterator<Item = &str> {
+        let prefix = self.layout.records(attempt);
+        let objects = self.attempts.get(&attempt).into_iter().flatten();
+        objects.filter_map(move |object| object.key.strip_prefix(&prefix))
+    }
+
+    pub(crate) fn has_record(&self, attempt: AttemptId, name: &str) -> bool {
+        self.records(attempt).any(|record| record == name)
+    }
+
+    /// Whether a remover has moved a commit aside under this attempt.
+    pub(crate) fn has_aside(&self, attempt: AttemptId) -> bool {
+        self.records(attempt).any(|record| record.starts_with(UNPUBLISHED))
+    }
+
+    /// What the commit says of itself.
+    pub(crate) fn commit(&self, root: &Root) -> Result<Option<CommitInfo>> {
+        let Some(listed) = &self.metadata else { return Ok(None) };
+        let mut info = CommitInfo {
+            attempt: None,
+            epoch: 0,
+            parent: None,
+            world: 0,
+            manifest: None,
+            files: Vec::new(),
+            bytes: listed.bytes,
+            age: listed.age.0,
+            damage: None,
+        };
+        match root.committed(&self.layout) {
+            // Unpublished since it was listed.
+            Ok(None) => return Ok(None),
+            Ok(Some(attempt)) => info.attempt = attempt,
+            Err(error) => info.damage = Some(error.render()),
+        }
+        let Some(attempt) = info.attempt else { return Ok(Some(info)) };
+        match root.decision(&self.layout, attempt) {
+            Ok(Some(Decision::Commit(commit))) => info.fill(commit),
+            Ok(Some(Decision::Abort(_))) => {
+                info.damage = Some("the record of the commit says that it was given up".to_owned());
+            }
+            Ok(None) => {
+                let objects = self.attempts.get(&attempt).into_iter().flatten();
+                info.bytes += objects.map(|object| object.bytes).sum::<u64>();
+            }
+            Err(error) => info.damage = Some(error.render()),
+        }
+        Ok(Some(info))
+    }
+
+    /// The step as it is listed; `None` where there is nothing of a checkpoint.
+    pub(crate) fn state(
+        &self,
+        root: &Root,
+        step: u64,
+        alive: Duration,
+    ) -> Result<Option<StepState>> {
+        let commit = self.commit(root)?;
+        let current = commit.as_ref().and_then(|commit| commit.attempt);
+        let others = self.attempts.keys().filter(|attempt| Some(**attempt) != current);
+        let attempts: Vec<_> = others.map(|attempt| self.attempt(root, *attempt, alive)).collect();
+        if commit.is_none() && attempts.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(StepState { step, commit, attempts }))
+    }
+
+    fn attempt(&self, root: &Root, attempt: AttemptId, alive: Duration) -> AttemptState {
+        let count =
+            |what| self.records(attempt).filter(|name| rank_of(name, what).is_some()).count();
+        let objects = self.attempts.get(&attempt).into_iter().flatten();
+        let age = self.age(attempt);
+        let begins = count("begin") as u32;
+        AttemptState {
+            attempt,
+            status: self.status(root, attempt, age < alive),
+            ranks: (self.world(root, attempt), begins, count("part") as u32),
+            bytes: objects.map(|object| object.bytes).sum(),
+            age,
+        }
+    }
+
+    fn status(&self, root: &Root, attempt: AttemptId, alive: bool) -> AttemptStatus {
+        if self.has_record(attempt, "removing") {
+            return AttemptStatus::Replaced;
+        }
+        let outcome = self.layout.record(attempt, "outcome");
+        match root.decision(&self.layout, attempt) {
+            Ok(Some(Decision::Abort(failure))) => {
+                AttemptStatus::Failed(failure.to_error().to_string())
+            }
+            Ok(Some(Decision::Commit(_))) => match root.read::<Outcome>(&outcome) {
+                Ok(Some(Outcome::Committed { .. })) => AttemptStatus::Replaced,
+                Ok(Some(Outcome::Failed(failure))) => {
+                    AttemptStatus::Failed(failure.to_error().to_string())
+                }
+                _ if alive => AttemptStatus::Pending,
+                // A single rank leaves no outcome; its source is gone once it was published.
+                _ if self.records(attempt).all(|name| rank_of(name, "metadata").is_none()) => {
+                    AttemptStatus::Replaced
+                }
+                _ => AttemptStatus::Dead,
+            },
+            _ if alive => AttemptStatus::Pending,
+            _ => AttemptStatus::Dead,
+        }
+    }
+
+    fn world(&self, root: &Root, attempt: AttemptId) -> Option<u32> {
+        let name = self.records(attempt).find(|name| rank_of(name, "begin").is_some())?;
+        let key = self.layout.record(attempt, name);
+        root.read::<Begin>(&key).ok().flatten().map(|begin| begin.world)
+    }
+}

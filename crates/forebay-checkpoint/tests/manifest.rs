@@ -91,8 +91,12 @@ fn a_job_without_structure_and_one_without_anything() {
     }
 }
 
+fn config() -> ProptestConfig {
+    ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn random_states_round_trip_and_audit(seed: u64) {

@@ -269,8 +269,8 @@ fn later_minor_versions_are_read_and_later_major_versions_are_not() {
     assert_eq!(Part::decode(&later, "part").unwrap_err().code(), Code::Unsupported);
 }
 
-/// Changes bytes behind right checksums. The reader must not panic; and what the auditor has nothing to say of the reader
-/// must be able to read, or the two understand the format differently.
+/// Changes bytes behind right checksums. The reader must not panic; and what the auditor has nothing to say of the
+/// reader must be able to read, or the two understand the format differently.
 fn change_behind_checksums(saved: &Saved, numbers: &mut Numbers) {
     let apart = Apart::of(&saved.bytes().0);
     let lengths: Vec<usize> = saved.parts.iter().map(Vec::len).collect();
@@ -308,8 +308,12 @@ fn change_behind_checksums(saved: &Saved, numbers: &mut Numbers) {
     }
 }
 
+fn config() -> ProptestConfig {
+    ProptestConfig { cases: 30, failure_persistence: None, ..ProptestConfig::default() }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config())]
 
     #[test]
     fn reader_and_auditor_understand_changed_bytes_alike(seed: u64) {

@@ -212,7 +212,8 @@ impl Layout {
         Ok(())
     }
 
-    /// The mesh dimensions that cut a dimension, in the order in which they do, each with the pieces that it cuts first.
+    /// The mesh dimensions that cut a dimension, in the order in which they do, each with the pieces that it cuts
+    /// first.
     fn order(&self, mesh: &Mesh, dim: u64) -> Check<Vec<(usize, u64)>> {
         let cuts = self.places.iter().enumerate().filter_map(|(at, place)| match *place {
             Place::Shard(of) if of == dim => Some((at, 1)),

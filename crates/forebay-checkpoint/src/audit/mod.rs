@@ -1,8 +1,8 @@
 //! A second look at checkpoints' own files, which shares nothing with what writes and reads them.
 //!
-//! A fault of the writer that the reader shares is seen by neither. The auditors here are written from the documentation
-//! of the formats alone: straightforward, slower, with their own parsing, arithmetic and checksums. They take no part in
-//! saving or restoring; `verify` and the tests run them.
+//! A fault of the writer that the reader shares is seen by neither. The auditors here are written from the
+//! documentation of the formats alone: straightforward, slower, with their own parsing, arithmetic and checksums.
+//! They take no part in saving or restoring; `verify` and the tests run them.
 
 mod cover;
 mod crc;

@@ -10,9 +10,9 @@
 //!           u32 CRC-32 of all that precedes it
 //! ```
 //!
-//! Sections lie in the order of the table, the first right behind the header, each right behind the one before, and the
-//! last ends the manifest: every byte belongs to one of them. The ids 1 to 6 are there once each and in this order; those
-//! of later minor versions may stand anywhere, and are passed over.
+//! Sections lie in the order of the table, the first right behind the header, each right behind the one before, and
+//! the last ends the manifest: every byte belongs to one of them. The ids 1 to 6 are there once each and in this
+//! order; those of later minor versions may stand anywhere, and are passed over.
 
 use std::ops::Range;
 

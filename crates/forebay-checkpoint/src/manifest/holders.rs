@@ -8,8 +8,8 @@
 //!                        4 regions: varint bytes, u32 CRC-32 of a list of regions
 //! lists     lie in the section of holders one after the other, in the order of their rows
 //! replicas  for each shard varint replica + 1; 0: nobody (the shard has no elements)
-//! regions   until the end, by rank: rank as difference (the first: to 0), then for each dimension offset and size, each
-//!           as difference to that of the region before (the first: to 0)
+//! regions   until the end, by rank: rank as difference (the first: to 0), then for each dimension offset and
+//!           size, each as difference to that of the region before (the first: to 0)
 //! ```
 //!
 //! Shards and replicas are numbered row-major over the mesh dimensions that cut and over those that do not.

@@ -25,7 +25,8 @@ pub(crate) struct LoadedPart {
 }
 
 impl LoadedPart {
-    /// Checks a part against the table. `place` is what errors call it; `shared` has for each value of the common structure its place in the table.
+    /// Checks a part against the table. `place` is what errors call it; `shared` has for each value of the common
+    /// structure its place in the table.
     pub(crate) fn new(
         part: Part,
         first_file: u32,

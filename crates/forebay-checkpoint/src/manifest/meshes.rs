@@ -7,14 +7,15 @@
 //!           mesh varint 0 (replicate), 1 and varint dim (shard), 2 and varint dim, varint split (strided shard)
 //! ```
 //!
-//! What a rank holds of a tensor follows from its coordinate on the mesh, dimension by dimension of the tensor. It starts
-//! with all n elements; the mesh dimensions that cut it do so from left to right, each what the ones before it left. A
-//! shard at place i of p keeps elements i * ceil(n / p) to (i + 1) * ceil(n / p), as far as there are so many. A strided
-//! shard does that in each of `split` pieces, which are cut in the same manner, and keeps what it has of all of them.
+//! What a rank holds of a tensor follows from its coordinate on the mesh, dimension by dimension of the tensor. It
+//! starts with all n elements; the mesh dimensions that cut it do so from left to right, each what the ones before it
+//! left. A shard at place i of p keeps elements i * ceil(n / p) to (i + 1) * ceil(n / p), as far as there are so
+//! many. A strided shard does that in each of `split` pieces, which are cut in the same manner, and keeps what it has
+//! of all of them.
 //!
-//! Read from right to left there are plain shards only, and their order is found so: from the last mesh dimension to the
-//! first, a shard goes to the front of the cuts of its dimension; a strided shard goes behind as few of the first of them
-//! as have mesh sides whose product is `split`.
+//! Read from right to left there are plain shards only, and their order is found so: from the last mesh dimension to
+//! the first, a shard goes to the front of the cuts of its dimension; a strided shard goes behind as few of the first
+//! of them as have mesh sides whose product is `split`.
 //!
 //! The boxes of a rank are all combinations of the runs of elements that it keeps in each dimension, row-major.
 

@@ -2,10 +2,10 @@
 //!
 //! # Why
 //!
-//! The `.metadata` of stock checkpoints is one pickle that names every chunk of every rank: 190 bytes a chunk, read as a
-//! whole by everybody. At 16,384 ranks with a thousand tensors each that is 3 GB a reader. A manifest describes how a
-//! tensor is cut once (a mesh and placements), lets each rank say where its own chunks are, and has an index, so that
-//! the same job takes some 200 MB, of which a restoring rank reads well under one.
+//! The `.metadata` of stock checkpoints is one pickle that names every chunk of every rank: 190 bytes a chunk, read
+//! as a whole by everybody. At 16,384 ranks with a thousand tensors each that is 3 GB a reader. A manifest describes
+//! how a tensor is cut once (a mesh and placements), lets each rank say where its own chunks are, and has an index,
+//! so that the same job takes some 200 MB, of which a restoring rank reads well under one.
 //!
 //! # How
 //!
@@ -14,9 +14,9 @@
 //! the manifest is the head and the parts, byte for byte. `.metadata` names its [seal](Head::seal), and with it all of
 //! the manifest. [`Manifest`] reads it.
 //!
-//! Names are sorted, and numbered by that order. Ranks that agreed on a [`Structure`] refer to its numbers and leave out
-//! names and regions; a value that is not in it (the state of one rank) a part lists itself, and so does a part of a
-//! job that has no structure.
+//! Names are sorted, and numbered by that order. Ranks that agreed on a [`Structure`] refer to its numbers and leave
+//! out names and regions; a value that is not in it (the state of one rank) a part lists itself, and so does a part
+//! of a job that has no structure.
 //!
 //! # On disk
 //!
@@ -31,9 +31,9 @@
 //! 6 parts                      parts of all ranks, by rank                     see `part_codec`
 //! ```
 //!
-//! Numbers are as `wire` says. Each byte is under a checksum: sections under a CRC-32 in the header and the header under
-//! its own; lists of holders and parts, which are read one by one, under one of theirs in the table and the index.
-//! What may change with a version is said in `version`; how far anything may go, in `limits`.
+//! Numbers are as `wire` says. Each byte is under a checksum: sections under a CRC-32 in the header and the header
+//! under its own; lists of holders and parts, which are read one by one, under one of theirs in the table and the
+//! index. What may change with a version is said in `version`; how far anything may go, in `limits`.
 
 mod build;
 mod gather;

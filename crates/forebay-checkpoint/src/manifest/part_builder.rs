@@ -42,7 +42,8 @@ impl PartBuilder {
         }
     }
 
-    /// Adds a value that is not in the shared structure: it has no layout. Gives its number until `finish`, which sorts.
+    /// Adds a value that is not in the shared structure: it has no layout. Gives its number until `finish`, which
+    /// sorts.
     pub fn own(&mut self, named: Named) -> u32 {
         self.0.own.push(named);
         self.0.own.len() as u32 - 1

@@ -69,9 +69,9 @@ impl Manifest {
         let (info, meshes, table, index) = (info?, meshes?, table?, index?);
         if let Some(expected) = seal.filter(|&expected| *expected != found) {
             let what = format!("its hash is {:.16}, not {:.16}", hex(&found), hex(expected));
-            return Err(Error::new(Code::Checksum, what).at(name).hint(
-                "the manifest is not the one that .metadata was written with: look for a copy of it",
-            ));
+            return Err(Error::new(Code::Checksum, what)
+                .at(name)
+                .hint("it is not the manifest that .metadata was written with: look for a copy"));
         }
         let info = Info::decode(info, &place(Id::Info))?;
         let (meshes, layouts) = meshes::decode(meshes, &place(Id::Meshes))?;
@@ -149,7 +149,8 @@ impl Manifest {
         Ok(chunks)
     }
 
-    /// One value with all of its chunks that have elements; under another name the chunks are those of the value that it is the same as.
+    /// One value with all of its chunks that have elements; under another name the chunks are those of the value that
+    /// it is the same as.
     ///
     /// Errors: `no_such_tensor`; those of reading a part.
     pub fn entry(&self, name: &str) -> Result<Entry> {
@@ -207,7 +208,7 @@ impl Manifest {
     /// Errors: `usage` for a number that no file has.
     pub fn file(&self, number: u32) -> Result<DataFile> {
         let after = self.parts.partition_point(|part| part.first_file <= u64::from(number));
-        let rank = after.checked_sub(1).unwrap_or_default();
+        let rank = after.saturating_sub(1);
         let first = self.parts.get(rank).map_or(0, |part| part.first_file);
         let part = self.part(rank as u32)?;
         let at = u64::from(number).checked_sub(first).and_then(|at| usize::try_from(at).ok());

@@ -22,12 +22,15 @@ pub(crate) struct Piece {
     pub(crate) implied: bool,
 }
 
-/// Resolves parts of one checkpoint.
+/// The boxes of a layout and a shape that this rank holds; `None` where it is not on the mesh.
+type Boxes = Option<Rc<Vec<Region>>>;
+
+/// Resolves the chunks of one part.
 pub(crate) struct Resolver<'a> {
     part: &'a Part,
     structure: &'a Structure,
     place: &'a str,
-    boxes: HashMap<(u32, &'a [u64]), Option<Rc<Vec<Region>>>>,
+    boxes: HashMap<(u32, &'a [u64]), Boxes>,
     implied: HashMap<u32, usize>,
 }
 
@@ -63,7 +66,7 @@ impl<'a> Resolver<'a> {
     }
 
     /// The boxes that the layout gives to this part's rank; `None` where there are none for it.
-    pub(crate) fn boxes(&mut self, tensor: &'a Tensor) -> Result<Option<Rc<Vec<Region>>>> {
+    pub(crate) fn boxes(&mut self, tensor: &'a Tensor) -> Result<Boxes> {
         let Some(layout) = tensor.layout else {
             return Ok(None);
         };

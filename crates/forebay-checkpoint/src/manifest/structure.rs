@@ -1,7 +1,7 @@
 //! The structure of a state: what all ranks agree on before a save, and its hash.
 //!
-//! A rank that knows the structure numbers its chunks by it and leaves out names, shapes and regions. The hash says that
-//! two ranks, or two saves, speak of the same one.
+//! A rank that knows the structure numbers its chunks by it and leaves out names, shapes and regions. The hash says
+//! that two ranks, or two saves, speak of the same one.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -21,7 +21,8 @@ impl Structure {
     ///                    or   2, text of the other name (an alias)
     /// ```
     ///
-    /// All numbers are `u64`, little-endian; a text is its length in bytes and its bytes. Everything in canonical order.
+    /// All numbers are `u64`, little-endian; a text is its length in bytes and its bytes. Everything in canonical
+    /// order.
     pub fn hash(&self) -> [u8; 32] {
         let mut out = Hashed(Sha256::new());
         out.0.update(b"forebay structure 1\n");

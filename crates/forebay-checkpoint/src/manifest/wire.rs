@@ -1,7 +1,7 @@
 //! The primitives of the manifest's encoding, and a reader of them that believes nothing.
 //!
-//! - *varint*: an unsigned number of up to 64 bits, seven bits a byte, lowest first, the top bit set on all but the last
-//!   byte; never longer than needed, so that each value has one spelling.
+//! - *varint*: an unsigned number of up to 64 bits, seven bits a byte, lowest first, the top bit set on all but the
+//!   last byte; never longer than needed, so that each value has one spelling.
 //! - *difference*: a varint of the zigzag of a wrapping 64-bit difference to the number before it.
 //! - *text*: a varint length and that many bytes of UTF-8.
 //! - `u16`, `u32`, `u64`: little-endian, of fixed width.

@@ -241,9 +241,9 @@ pub(crate) fn layout(placements: &[Placement]) -> Layout {
     Layout { mesh: 0, placements: placements.to_vec(), right_to_left: false }
 }
 
-/// A state with everything in it, over four ranks: shards of one and of two dimensions, uneven, empty, strided, replicas
-/// held by different ranks, regions, tensors without dimensions and without elements, objects, other names, values of
-/// one rank.
+/// A state with everything in it, over four ranks: shards of one and of two dimensions, uneven, empty, strided,
+/// replicas held by different ranks, regions, tensors without dimensions and without elements, objects, other names,
+/// values of one rank.
 pub(crate) fn everything() -> Saved {
     use Placement::{Replicate, Shard, StridedShard};
     let meshes = vec![
@@ -289,7 +289,10 @@ pub(crate) fn everything() -> Saved {
         Named::object("optim.param_groups.0.lr").with_path(path("optim/param_groups/0/lr")),
         Named::object("odd").with_path(path("elsewhere/3")),
     ];
-    let structure = Structure::new(meshes, layouts, values).unwrap();
+    store_everything(Structure::new(meshes, layouts, values).unwrap())
+}
+
+fn store_everything(structure: Structure) -> Saved {
     let mut job = Job::new(11, 4, structure);
     let find = |job: &Job, name: &str| job.structure.find(name).unwrap().1.clone();
     for name in ["model.rows", "model.big", "model.strided", "model.fsdp"] {

@@ -199,6 +199,12 @@ fn check(folder: &Path, world: u64, seed: u64) {
         }
     }
     assert!(blocks > 200);
+    for number in 0..world as u32 {
+        for file in manifest.part_files(number).unwrap() {
+            let bytes = std::fs::read(folder.join(&file.name)).unwrap();
+            assert_eq!(file.crc, Some(forebay_format::crc::crc32(&bytes)), "{}", file.name);
+        }
+    }
     let bytes = std::fs::read(folder.join(manifest_name(folder))).unwrap();
     let findings = forebay_checkpoint::audit::check_manifest(&bytes, Some(&manifest.seal()));
     assert!(findings.is_empty(), "{findings:?}");

@@ -20,7 +20,6 @@ mod ours;
 mod verify;
 
 pub use catalog::{Opened, open_model};
-pub(crate) use ours::{manifest, seal};
 pub use verify::{Finding, Verdict};
 
 use crate::manifest::Info;

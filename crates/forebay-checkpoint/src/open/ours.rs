@@ -45,13 +45,13 @@ pub(super) fn open(folder: &Path, listing: &Listing) -> Result<Option<Checkpoint
 }
 
 /// What `.metadata` says of us; `None` where it is stock's.
-pub(crate) fn seal(folder: &Path) -> Result<Option<Seal>> {
+pub(super) fn seal(folder: &Path) -> Result<Option<Seal>> {
     let source = source(&folder.join(".metadata"))?;
     Seal::find(&*source)
 }
 
 /// The manifest that a seal names.
-pub(crate) fn manifest(folder: &Path, seal: &Seal) -> Result<Manifest> {
+pub(super) fn manifest(folder: &Path, seal: &Seal) -> Result<Manifest> {
     Manifest::open(source(&folder.join(&seal.manifest))?, Some(&seal.hash))
 }
 

@@ -140,7 +140,7 @@ impl Reader {
     /// that is not.
     pub fn object_json(&self, name: &str) -> Result<String> {
         let object = self.checkpoint.read_object(self.entry(name)?)?;
-        object.value.json().map(str::to_owned)
+        object.json().map(str::to_owned)
     }
 }
 

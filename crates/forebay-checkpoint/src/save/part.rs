@@ -7,8 +7,8 @@ use super::write::Writer;
 use crate::commit::AttemptId;
 use crate::manifest::{ItemPlace, Named, Part, PartFile, Place, Value, ValueRef};
 
-/// A file of the rank: its name and bytes.
-pub(super) type FileName = (String, u64);
+/// A file of the rank: its name, bytes and, where it is known before the end, its CRC.
+pub(super) type FileName = (String, u64, Option<u32>);
 
 /// The encoded part of a rank that has written everything.
 pub(super) fn encode(
@@ -19,8 +19,9 @@ pub(super) fn encode(
     side: &[FileName],
 ) -> Result<Vec<u8>> {
     let mut part = Part::builder(attempt.to_string(), rank, world);
-    for (name, bytes) in files.iter().chain(side) {
-        part.file(PartFile { name: name.clone(), bytes: *bytes, crc: None });
+    for (number, (name, bytes, crc)) in files.iter().chain(side).enumerate() {
+        let crc = crc.or_else(|| writer.file_crc(number));
+        part.file(PartFile { name: name.clone(), bytes: *bytes, crc });
     }
     let written = plan.tensors().map(Some).chain(plan.objects().map(Some));
     let mut last: Option<(&str, u32)> = None;

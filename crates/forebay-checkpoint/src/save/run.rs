@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::write_all_at;
 use forebay_error::{Code, Error, Result};
+use forebay_format::crc::crc32;
 
 use super::assemble::{Facts, assemble};
 use super::part::{self, FileName};
@@ -109,7 +110,7 @@ fn create(
                 (name, request.root.store.create_data(&key, file.len)?)
             }
         };
-        names.push((name, file.len));
+        names.push((name, file.len, None));
         open.push(object);
     }
     Ok((names, open))
@@ -124,7 +125,7 @@ fn side_files(request: &Request, attempt: Option<&Attempt>) -> Result<Vec<FileNa
         let (stored, object) = attempt.side_file(name, bytes.len() as u64)?;
         write_all_at(object.sink(), bytes, 0)?;
         object.seal()?;
-        names.push((stored, bytes.len() as u64));
+        names.push((stored, bytes.len() as u64, Some(crc32(bytes))));
     }
     Ok(names)
 }

@@ -28,6 +28,8 @@ struct ItemState {
     pieces_left: AtomicUsize,
     segments_left: AtomicUsize,
     crc: AtomicU32,
+    /// CRC of what the last block gives to the body, where the body ends inside of that block.
+    body_end_crc: AtomicU32,
     /// Bytes that go into glue, from [`forebay_format::dcp::PlacedItem::body_bytes`] on.
     loose: Mutex<Vec<u8>>,
 }
@@ -47,6 +49,8 @@ pub(super) struct Writer {
     crcs: Vec<AtomicU32>,
     /// For each file and segment, items that are not complete.
     segments: Vec<Vec<AtomicUsize>>,
+    /// For each file and segment its CRC, once it is written.
+    segment_crcs: Vec<Vec<AtomicU32>>,
     open: Mutex<(Ready, std::sync::Arc<OpenFiles>)>,
     opened: Condvar,
 }
@@ -58,6 +62,8 @@ impl Writer {
             .iter()
             .map(|file| file.segments.iter().map(|_| AtomicUsize::new(0)).collect::<Vec<_>>());
         let segments: Vec<_> = segments.collect();
+        let blank = |row: &Vec<AtomicUsize>| row.iter().map(|_| AtomicU32::new(0)).collect();
+        let segment_crcs = segments.iter().map(blank).collect();
         let mut items = Vec::with_capacity(files.items.len());
         for placed in &files.items {
             let glue = glue_of(&files, placed);
@@ -74,7 +80,8 @@ impl Writer {
         }
         let crcs = (0..files.crcs).map(|_| AtomicU32::new(0)).collect();
         let open = Mutex::new((Ready::No, std::sync::Arc::default()));
-        Self { files, objects, items, crcs, segments, open, opened: Condvar::new() }
+        let opened = Condvar::new();
+        Self { files, objects, items, crcs, segments, segment_crcs, open, opened }
     }
 
     /// Hands over the files; writing may begin. Items that need no staging are written here.
@@ -146,6 +153,11 @@ impl Writer {
         }
         let body = placed.item.body_bytes.saturating_sub(from).min(bytes.len() as u64) as usize;
         let (body, loose) = bytes.split_at(body);
+        let inside = body.len() % BLOCK_BYTES as usize;
+        if inside > 0 && !loose.is_empty() {
+            let end = body.get(body.len() - inside..).unwrap_or_default();
+            self.state(number)?.body_end_crc.store(crc32(end), Ordering::Release);
+        }
         if !body.is_empty() {
             let offset = placed.item.data_offset + from;
             write_all_at(file.sink(), body, offset)?;
@@ -207,6 +219,7 @@ impl Writer {
             crc32_join(whole, block, len)
         });
         self.state(number)?.crc.store(crc, Ordering::Release);
+        self.note_body(number, placed)?;
         for segment in glue_of(&self.files, placed) {
             let row = self.segments.get(placed.file).and_then(|row| row.get(segment));
             if row.is_some_and(|left| left.fetch_sub(1, Ordering::AcqRel) == 1) {
@@ -214,6 +227,43 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    /// The CRC of an item's body, for that of the file.
+    fn note_body(&self, number: usize, placed: &Placed) -> Result<()> {
+        let body = placed.item.body_bytes;
+        if body == 0 {
+            return Ok(());
+        }
+        let blocks = self.crcs(number);
+        let whole = (body / BLOCK_BYTES) as usize;
+        let mut crc = blocks.iter().take(whole).fold(crc32(&[]), |crc, &block| {
+            crc32_join(crc, block, BLOCK_BYTES)
+        });
+        let rest = body % BLOCK_BYTES;
+        if rest > 0 {
+            // All of the last block, or what the body has of it.
+            let all = placed.item.data_bytes == body;
+            let own = self.state(number)?.body_end_crc.load(Ordering::Acquire);
+            let last = if all { blocks.get(whole).copied().unwrap_or_default() } else { own };
+            crc = crc32_join(crc, last, rest);
+        }
+        let layout = self.files.files.get(placed.file).ok_or_else(|| internal("no such file"))?;
+        let offset = placed.item.data_offset;
+        let segment = layout.segments.partition_point(|segment| segment.offset() < offset);
+        if let Some(place) = self.segment_crcs.get(placed.file).and_then(|row| row.get(segment)) {
+            place.store(crc, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// The CRC of a whole file, once everything is written.
+    pub(super) fn file_crc(&self, file: usize) -> Option<u32> {
+        let (layout, crcs) = (self.files.files.get(file)?, self.segment_crcs.get(file)?);
+        let joined = layout.segments.iter().zip(crcs).fold(crc32(&[]), |crc, (segment, own)| {
+            crc32_join(crc, own.load(Ordering::Acquire), segment.len())
+        });
+        Some(joined)
     }
 
     fn write_glue(&self, file: usize, number: usize) -> Result<()> {
@@ -224,6 +274,9 @@ impl Writer {
         let mut bytes = vec![0; segment.len() as usize];
         layout.glue(segment, self, &mut bytes)?;
         write_all_at(sink, &bytes, segment.offset())?;
+        if let Some(crc) = self.segment_crcs.get(file).and_then(|row| row.get(number)) {
+            crc.store(crc32(&bytes), Ordering::Release);
+        }
         sink.flush_soon(segment.offset(), segment.len());
         let (start, end) = (segment.offset(), segment.offset() + segment.len());
         let first = layout.items.partition_point(|item| item.end() <= start);

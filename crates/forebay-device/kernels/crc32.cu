@@ -1,26 +1,29 @@
 // CRC-32 (ISO-HDLC, the one of zip) of many blocks of device memory, at the rate of that memory.
 //
 // The usual ways want tables (conflicts between the banks of shared memory) or carry-less multiplication (GPUs have
-// none). This one has neither; it is a few XORs in registers for each word.
+// none). This one has neither; it is some seven operations on registers for each word.
 //
-// 1. A message is a polynomial over GF(2), its CRC the remainder by P. Squaring is linear there: P(x)^(2^n) =
-//    P(x^(2^n)). So a message may first be reduced by P(y), y = x^8192, which P divides: it has the 14 taps of P, each
-//    1 KiB apart. A CTA of 256 threads reads 1 KiB, a row, at a time, one word a thread: each thread runs the shift
-//    register of P on words of its own instead of bits, 32 of them at once, and no thread needs another's.
-//    The register is `r`, r[k] the coefficient of y^k; 14 XORs a word, two of which make one LOP3.
-// 2. At the end r[0] + r[1] y + ... + r[31] y^31 is brought to 32 bits. y^k mod P are constants, so with bit j of y^k
-//    as c[k][j] this is the sum over j of x^j * (sum of the r[k] whose c[k][j] is set): XORs known when compiling.
-// 3. Each thread's remainder is multiplied with x^(8n), n the bytes from its word to the end of the block (a table),
-//    and all are added.
+// 1. A message is a polynomial over GF(2), its CRC the remainder by P. Squaring is linear there, so P(x)^(2^n) =
+//    P(x^(2^n)): a message may be reduced by P(y) first, y = x^8192, which P divides. That is the shift register of P
+//    with its taps a KiB apart. A CTA of 256 threads reads a KiB, a row, at a time, one word a thread; each thread runs
+//    32 of the registers at once, one in each bit of its words, and needs no word of another thread.
+//    `r` is the register, r[k] the coefficient of y^k: 14 XORs a word, two of which make one LOP3.
+// 2. At the end r[0] + r[1] y + ... + r[31] y^31 is brought to 32 bits. The y^k mod P are constants. With c[k][j] as
+//    bit x^j of y^k, that is the sum over j of x^j * (sum of the r[k] whose c[k][j] is set): XORs that the compiler
+//    knows, and 32 multiplications with x.
+// 3. Each thread's remainder is multiplied with x^(8n), n the bytes from its last word to the end of the block (from a
+//    table), and all are added.
 //
-// Zeros before a message change nothing when the register starts at 0, so blocks are filled up in front to whole groups
-// of 32 rows. That the register of this CRC starts with all ones is the same as 4 certain bytes in front (PREFIX).
-// The end is filled up to a whole word, and the factor of step 3 divides by that again. Nothing outside of a block is
-// read: words that it covers in part are put together from bytes.
+// Zeros in front of a message change nothing when the register starts at 0, so blocks are filled up in front to whole
+// groups of 32 rows. That the register of this CRC starts with all ones is the same as four certain bytes in front
+// (PREFIX). The end is filled up to a whole word, and the factor of step 3 divides by that again. Nothing outside of a
+// block is read: words that it covers in part are put together from bytes.
 //
 // Bits: as the CRC is reflected, bit 31 of a word is x^0 and bit 0 is x^31.
 //
-// One CTA takes a block, and the next after it, `gridDim.x` further on. No dynamic shared memory.
+// A CTA takes a block, then the one that is `gridDim.x` further on. No dynamic shared memory. For sm_90 the loop has some
+// 300 instructions for 32 words; at two a clock a multiprocessor is good for 27 bytes a clock, which is more than its
+// share of the memory's rate.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

@@ -246,9 +246,8 @@ impl State {
         let mut launched = self.launched.values().flatten();
         match launched.find(|used| used.start < range.end && range.start < used.end) {
             Some(used) => {
-                let what = format!(
-                    "device memory {range:#x?} freed before a kernel that uses {used:#x?} was waited for"
-                );
+                let uses = format!("before a kernel that uses {used:#x?} was waited for");
+                let what = format!("device memory {range:#x?} freed {uses}");
                 violation(crate::status::INVALID_VALUE, &what)
             }
             None => Ok(()),

@@ -88,7 +88,8 @@ impl ChecksumKernel {
             .map_err(|error| {
                 let what = format!("the GPU cannot compute checksums: {}", error.what());
                 Error::new(Code::Device, what)
-                    .hint("the CPU can check instead; driver 525 or newer and a GPU of Turing or newer do it")
+                    .hint("the CPU can check instead")
+                    .hint("driver 525 or newer and a GPU of Turing or newer can do it")
             })?;
         Ok(Some(Arc::new(Self { device: device.clone(), function, pool: Pool::default() })))
     }
@@ -96,11 +97,11 @@ impl ChecksumKernel {
     /// Queues the checksums of blocks, given as device address and length in bytes, of any alignment and in any order.
     /// The device's context must be current on this thread.
     ///
-    /// More than 32,768 blocks take several launches. Returns without waiting for the GPU as a rule; see the type for
-    /// the memory that it takes.
+    /// More than 32,768 blocks take several launches. As a rule the GPU is not waited for. The type says which memory
+    /// this takes.
     ///
-    /// Errors: `usage` for a block over [`CHECKSUM_BLOCK_BYTES_MAX`], a stream of another device, or too many lists at a
-    /// time; `out_of_memory`; `device` when the driver fails. After an error part of the list may have been queued.
+    /// Errors: `usage` for a block over [`CHECKSUM_BLOCK_BYTES_MAX`], a stream of another device, or too many lists at
+    /// a time; `out_of_memory`; `device` when the driver fails. After an error part of the list may have been queued.
     ///
     /// # Safety
     /// Every block is device memory of this device, and stays so until the checksums were waited for or the stream

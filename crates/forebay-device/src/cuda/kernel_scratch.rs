@@ -1,5 +1,5 @@
-//! The memory through which a list goes to a kernel and its results come back. **unsafe**: it maps memory, registers it,
-//! and reads and writes it by address.
+//! The memory through which a list goes to a kernel and its results come back. **unsafe**: it maps memory, registers
+//! it, and reads and writes it by address.
 //!
 //! A kernel runs when its caller has long gone on, so what it is given must stay. Each list therefore gets a scratch of
 //! its own, of fixed size, half pinned memory and half device memory. When the list is done with, or its owner has lost

@@ -8,8 +8,10 @@ mod cases_support;
 use cases_support::*;
 use forebay_checkpoint::model::{Kind, PathStep};
 use forebay_checkpoint::open::{Checkpoint, Origin, open_model};
+use forebay_engine::{Selection, Wanted};
 use forebay_format::torch_zip::dtype_of;
 use forebay_format::{hex, sha256_tensor};
+use forebay_tensor::Region;
 use serde_json::Value;
 
 /// Reads one fixture in every way and compares with its expected.json.
@@ -110,6 +112,19 @@ fn a_rank_without_rows_is_no_missing_key() {
         checkpoint.verify_item(entry, chunk).unwrap();
     }
     assert_eq!(checkpoint.read_tensor(entry).unwrap().len(), 6 * 2 * 4);
+}
+
+#[test]
+fn a_slice_of_shards_reads_its_own_bytes_only() {
+    for (ckpt, name, row_bytes) in [("hf_w2", "model.q.weight", 16), ("views_w1", "whole", 16)] {
+        let opened = open_model(&cases().join("dcp").join(ckpt).join("ckpt")).unwrap();
+        let model = opened.resolve(|wanted| wanted == name).unwrap();
+        let tensor = model.catalog.find(name).unwrap();
+        let region = Region::new(vec![1, 0], vec![1, 4]).unwrap();
+        let wanted = vec![Wanted { tensor, region: Some(region) }];
+        let (_, plan) = Selection::new(&model.catalog, wanted).unwrap().plan(1 << 20).unwrap();
+        assert_eq!((plan.bytes(), plan.read_bytes()), (row_bytes, row_bytes), "{ckpt}");
+    }
 }
 
 #[test]

@@ -10,6 +10,7 @@ use forebay_format::{
     Catalog, Model, Stored, hex, open_model, read_tensor, sha256_tensor, verify_checks,
 };
 use forebay_tensor::{Dtype, Region};
+use proptest::prelude::*;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -355,4 +356,35 @@ fn a_flipped_bit_in_a_file_of_torch_is_named() {
     assert_eq!(one, (1, 12), "only what was asked for is checked");
     assert_eq!(error.code(), Code::Checksum);
     assert!(error.place().unwrap().contains("x.pt, tensor \"model.0.weight\""), "{error:?}");
+}
+
+/// The pickle of a fixture.
+fn pickle_of(name: &str) -> Vec<u8> {
+    let bytes = std::fs::read(folder().join(name)).unwrap();
+    let archive = Archive::open(&bytes, 0, bytes.len() as u64).unwrap();
+    archive.read(&archive.record("data.pkl").unwrap().unwrap(), 1 << 20).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Without a checksum in the way: any pickle is leaves or an error, and every view stays in its storage.
+    #[test]
+    fn changed_pickles_are_leaves_or_errors(
+        strided: bool,
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let mut pickle = pickle_of(if strided { "strided.pt" } else { "nested.pt" });
+        for (place, byte) in changes {
+            let at = place.index(pickle.len());
+            pickle[at] = byte;
+        }
+        let Ok(graph) = parse(&pickle, &Options::ITEM) else { return Ok(()) };
+        for (_, leaf) in leaves(&graph).unwrap_or_default() {
+            if let forebay_format::torch_zip::Leaf::Tensor(Ok(view)) = leaf {
+                let span = view.memory.span_bytes(view.dtype, &view.shape).unwrap();
+                prop_assert!(span <= view.storage_bytes);
+            }
+        }
+    }
 }

@@ -73,14 +73,20 @@ pub(crate) fn run(args: &LoadArgs, console: &Console) -> Result<()> {
         false => None,
     };
     let tensors: Vec<usize> = wanted.iter().map(|want| want.tensor).collect();
-    let checksums = verify::checksums(&model, &tensors, console)?;
+    let blocks_bytes = job.plan.checked_bytes();
+    // What the engine checked on the way needs no second look.
+    let checksums = match model.catalog.has_blocks {
+        true => (0, 0),
+        false => verify::checksums(&model, &tensors, console)?,
+    };
     model.check_unchanged()?;
     let threads = loads.last().map_or(1, |run| run.threads);
     let (limit, limit_unknown) = measure_limit(&device, threads, job.plan.bytes());
     for run in &mut loads {
         run.share_of_limit = limit.as_ref().map(|limit| run.gb_per_s / limit.gb_per_s);
     }
-    let (verified, not_verified) = verdicts(&model, &checked, checksums, loads.last());
+    let (verified, not_verified) =
+        verdicts(&model, &checked, (blocks_bytes, checksums), loads.last());
     let report = LoadReport {
         model: args.model.display().to_string(),
         format: model.catalog.format.name(),
@@ -209,11 +215,12 @@ fn digests(catalog: &Catalog, wanted: &[Wanted], targets: &Targets) -> Result<Ve
     })
 }
 
-/// What was verified, and what could not be. `checksums` are those that the format keeps: how many, and of how many bytes.
+/// What was verified, and what could not be. `blocks_bytes` were checked as they were read; `checksums` are those of whole
+/// records: how many, and of how many bytes.
 fn verdicts(
     model: &Model,
     checked: &[String],
-    checksums: (usize, u64),
+    (blocks_bytes, checksums): (u64, (usize, u64)),
     run: Option<&Run>,
 ) -> (Vec<String>, Vec<String>) {
     let files = model.files.len();
@@ -225,6 +232,10 @@ fn verdicts(
     if let Some(run) = run {
         let same = count(run.files_unchanged, "file");
         verified.push(format!("{same} unchanged during the load (size, mtime, ctime)"));
+    }
+    if blocks_bytes > 0 {
+        let bytes = binary(blocks_bytes);
+        verified.push(format!("checksums (CRC-32) of blocks of {bytes}, as they were read"));
     }
     if checksums.0 > 0 {
         let (number, bytes) = (count(checksums.0, "stored checksum"), binary(checksums.1));

@@ -88,9 +88,14 @@ impl Manifest {
     ) -> Result<Vec<u32>> {
         let layout = tensor.layout.unwrap_or(u32::MAX);
         let grid = self.table.grid(layout)?;
-        let whole = Region::whole(&tensor.shape);
-        let tiling = self.tiling(layout, &tensor.shape)?;
-        let shards = grid.shards_meeting(&tiling, wanted.unwrap_or(&whole))?;
+        let shards = if grid.shards() == 1 && !tensor.shape.contains(&0) {
+            // Replicated: nothing to search.
+            vec![0]
+        } else {
+            let whole = Region::whole(&tensor.shape);
+            let tiling = self.tiling(layout, &tensor.shape)?;
+            grid.shards_meeting(&tiling, wanted.unwrap_or(&whole))?
+        };
         let rank = |shard| {
             replica(shard)
                 .and_then(|replica| grid.rank_of(shard, replica))

@@ -36,8 +36,14 @@
 //!   silent rank, the time for ranks to appear, the takeover times.
 //!
 //! Nothing is assumed of a store beyond its interface; no two clocks are compared; a reply that gets lost is looked
-//! up. What remains: on a store that copies when it publishes, a publication that was sent off before its source was
-//! removed may arrive a little later. [`GcOptions::settle`] is the time that it gets.
+//! up. What remains, because no store looks at two objects in one step:
+//!
+//! - A writer that stops between its last look (epoch, begin record) and the publication still gets the step in, if
+//!   nothing has withdrawn its source: the step is whole, and not on the newer epoch's line.
+//! - On a store that copies when it publishes, a publication that was sent off before its source was removed may arrive
+//!   a little later: [`GcOptions::settle`] is the time that it gets.
+//! - On a store that moves in two steps (link, unlink), a prune that stops between them for longer than a writer waits
+//!   for it (half a minute) can unlink what that writer has put in the place of the pruned step.
 //!
 //! # How a save calls this
 //!

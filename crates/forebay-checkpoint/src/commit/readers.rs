@@ -37,7 +37,8 @@ impl ReadLease {
     }
 
     /// Takes a lease on a folder that holds a step. A folder that cannot be written to is read without protection, as
-    /// stock readers do, and said so in the log.
+    /// stock readers do, and said so in the log. A reader that does not [beat](Self::beat) in time may find files gone,
+    /// never other bytes in them.
     pub fn on(root: &Root, layout: &Layout) -> Result<Self> {
         let key = format!("{}{:016x}", layout.readers(), super::random());
         let beat = Mutex::new((0, root.clock.now()));
@@ -45,7 +46,14 @@ impl ReadLease {
         if let Err(error) = lease.write(0) {
             tracing::warn!(%error, "reading without a lease: a removal would not wait for it");
         }
-        lease.metadata().map(|_| lease)
+        let started = lease.beat.lock().unwrap_or_else(PoisonError::into_inner).1;
+        lease.metadata()?;
+        if root.clock.now().saturating_sub(started) >= READ_LEASE {
+            let what = "the lease on a step had run out before it was taken";
+            let error = Error::new(Code::Timeout, what).at(root.place(layout.prefix()));
+            return Err(error.hint("the store or this process stood still: try again"));
+        }
+        Ok(lease)
     }
 
     /// The commit point. Errors: `not_committed` where there is none.

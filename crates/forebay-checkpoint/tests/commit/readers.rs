@@ -155,6 +155,41 @@ fn restore_during_prune(point: u64) -> (bool, u64) {
 }
 
 #[test]
+fn a_restore_that_stops_anywhere_before_it_has_its_lease_is_told_when_the_step_went() {
+    let run = |point: u64| {
+        let (store, sim, root) = with_steps(2);
+        let inner: Arc<dyn Store> = Arc::new(store.clone());
+        let slow = Slow::new(inner, &sim, Pace::PauseAt(point, Duration::from_secs(300)));
+        let reader = crate::world::root(Arc::<Slow>::clone(&slow), &sim);
+        let reading = || match ReadLease::take(&reader, 1) {
+            Ok(lease) => {
+                let there = store.get("step-1/00000001-1_0_0.distcp", 1 << 20).unwrap();
+                assert!(there.is_some(), "point {point}: a lease on nothing");
+                drop(lease);
+                true
+            }
+            Err(error) => {
+                let right = [Code::NotCommitted, Code::NotFound, Code::Timeout];
+                assert!(right.contains(&error.code()), "{error:?}");
+                false
+            }
+        };
+        let pruning = || {
+            sim.clock_wait(Duration::from_secs(100));
+            prune(&root, &keep_last(1), &waiting()).unwrap();
+            true
+        };
+        let actors: Vec<Actor<'_, bool>> = vec![Box::new(reading), Box::new(pruning)];
+        let (results, _) = sim.run(actors);
+        (results[0], slow.points())
+    };
+    let (taken, points) = run(u64::MAX);
+    assert!(taken && points > 10, "{points}");
+    let refused = (0..points).filter(|point| !run(*point).0).count() as u64;
+    assert!(refused > 5 && refused < points, "{refused} of {points}");
+}
+
+#[test]
 fn a_step_that_is_asked_for_and_missing_is_an_error_that_lists_what_is_there() {
     let (store, sim, root) = with_steps(3);
     let error = require(&root, 9).unwrap_err();

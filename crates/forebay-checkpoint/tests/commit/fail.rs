@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_checkpoint::commit::{Attempt, Committed, Policy, Root, Spec, StructureHash};
+use forebay_checkpoint::commit::{
+    Attempt, Committed, GcOptions, Policy, Root, Spec, StructureHash, gc,
+};
 use forebay_error::{Code, Error, Result};
 use forebay_store::fault::{Fault, FaultStore, Plan};
 use forebay_store::{MemoryStore, Store};
@@ -34,6 +36,37 @@ fn a_full_disk_on_one_rank_is_one_error_on_all_within_seconds_and_the_old_step_s
     job.store.set_capacity(u64::MAX);
     job.save_step(5, attempt(1, 2), WORLD);
     collect_all(&job.root, &job.store, &job.sim);
+}
+
+#[test]
+fn a_withdrawal_on_a_full_disk_tells_the_ranks_that_are_still_there() {
+    let job = Job::new();
+    let waiting = |rank: u32| {
+        let mut begun =
+            Attempt::begin(&job.root, &policy(), None, spec(5, attempt(1, 0), rank, 2)).unwrap();
+        write(&mut begun, attempt(1, 0), rank).unwrap();
+        begun
+    };
+    let begun = waiting(0);
+    job.sim.advance(HOUR);
+    job.store.set_capacity(job.store.used_bytes());
+    let collecting = || {
+        let options = GcOptions { settle: Duration::from_secs(600), ..GcOptions::default() };
+        gc(&job.root, &options).unwrap();
+        None
+    };
+    let hearing = || {
+        job.sim.clock_wait(Duration::from_secs(1));
+        let took = job.sim.clock_now();
+        let result = begun.wait_or_commit(&mut |gathered| Ok(assemble(attempt(1, 0), gathered)));
+        Some((result, job.sim.clock_now() - took))
+    };
+    let actors: Vec<Actor<'_, Option<(Result<Committed>, Duration)>>> =
+        vec![Box::new(collecting), Box::new(hearing)];
+    let (results, _) = job.sim.run(actors);
+    let (result, took) = results[1].as_ref().unwrap();
+    assert_eq!(code(result), Some(Code::Fenced), "{result:?}");
+    assert!(*took < Duration::from_secs(1), "{took:?}");
 }
 
 #[test]

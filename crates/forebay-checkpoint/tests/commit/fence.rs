@@ -1,10 +1,11 @@
 //! A writer thought dead that wakes up at every point of its save.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_checkpoint::commit::{
-    Committed, GcOptions, PruneOptions, Retention, Root, RunId, claim, gc, latest, prune,
+    Attempt, Committed, GcOptions, PruneOptions, Retention, Root, RunId, claim, gc, latest, prune,
 };
 use forebay_error::{Code, Result};
 use forebay_store::fault::{Fault, FaultStore, Plan};
@@ -148,6 +149,64 @@ fn a_step_that_was_pruned_does_not_come_back_with_a_writer_that_wakes_up() {
         });
         assert!(points > 100, "{points}");
     }
+}
+
+/// Another job commits the step while this one assembles, so this one loses; what won is pruned while a rank sleeps.
+#[test]
+fn an_attempt_that_lost_does_not_come_in_when_the_winner_has_been_pruned() {
+    let run = |sleeper: u32, point: u64| {
+        let job = Job::new();
+        let rival_came = AtomicBool::new(false);
+        let inner: Arc<dyn Store> = Arc::new(job.store.clone());
+        let slow = Slow::new(inner, &job.sim, Pace::PauseAt(point, PAUSE));
+        let mut actors: Vec<Actor<'_, bool>> = Vec::new();
+        for rank in 0..WORLD {
+            let root = match rank == sleeper {
+                true => root(Arc::<Slow>::clone(&slow), &job.sim),
+                false => job.root.clone(),
+            };
+            let (job, rival_came) = (&job, &rival_came);
+            actors.push(Box::new(move || {
+                let spec = spec(5, attempt(1, 0), rank, WORLD);
+                let Ok(mut begun) = Attempt::begin(&root, &policy(), None, spec) else {
+                    return false;
+                };
+                if let Err(error) = write(&mut begun, attempt(1, 0), rank) {
+                    begun.fail(error);
+                    return false;
+                }
+                let result = begun.wait_or_commit(&mut |gathered| {
+                    if !rival_came.swap(true, Ordering::SeqCst) {
+                        save(&job.root, None, crate::world::spec(5, attempt(2, 0), 0, 1))?;
+                    }
+                    Ok(assemble(attempt(1, 0), gathered))
+                });
+                result.is_ok()
+            }));
+        }
+        let pruning = || {
+            job.sim.clock_wait(HOUR);
+            let won = load(&job.store, 5).is_some();
+            save(&job.root, None, spec(6, attempt(3, 0), 0, 1)).unwrap();
+            let retention = Retention { keep_last: 1, ..Retention::default() };
+            let gc = GcOptions { grace: HOUR * 9, ..options() };
+            prune(&job.root, &retention, &PruneOptions { gc, wait: false }).unwrap();
+            won
+        };
+        actors.push(Box::new(pruning));
+        let (results, _) = job.sim.run(actors);
+        if results[WORLD as usize] {
+            assert_eq!(load(&job.store, 5), None, "{sleeper} at {point}: {results:?}");
+        }
+        collect_all(&job.root, &job.store, &job.sim);
+        (slow.points(), results[WORLD as usize])
+    };
+    let mut won = 0;
+    for sleeper in 0..WORLD {
+        let (points, _) = run(sleeper, u64::MAX);
+        won += (0..points).filter(|point| run(sleeper, *point).1).count();
+    }
+    assert!(won > 20, "{won}");
 }
 
 #[test]

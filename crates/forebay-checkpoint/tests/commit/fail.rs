@@ -61,8 +61,8 @@ fn a_withdrawal_on_a_full_disk_tells_the_ranks_that_are_still_there() {
         let result = begun.wait_or_commit(&mut |gathered| Ok(assemble(attempt(1, 0), gathered)));
         Some((result, job.sim.clock_now() - took))
     };
-    let actors: Vec<Actor<'_, Option<(Result<Committed>, Duration)>>> =
-        vec![Box::new(collecting), Box::new(hearing)];
+    type Heard = Option<(Result<Committed>, Duration)>;
+    let actors: Vec<Actor<'_, Heard>> = vec![Box::new(collecting), Box::new(hearing)];
     let (results, _) = job.sim.run(actors);
     let (result, took) = results[1].as_ref().unwrap();
     assert_eq!(code(result), Some(Code::Fenced), "{result:?}");

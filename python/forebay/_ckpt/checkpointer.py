@@ -24,7 +24,7 @@ from forebay._ckpt.restoring import Request, RestoreReport
 from forebay._ckpt.retention import GRACE_SECONDS, Retention, prune
 from forebay._ckpt.saving import Run, SideFiles
 from forebay._ckpt.settings import OnBusy, Progress, parse, parse_step
-from forebay._errors import Error, make, usage
+from forebay._errors import make, usage
 
 #: An exit waits so long for saves under way: a hung file system must not hold it for ever.
 EXIT_WAIT_SECONDS = 600.0
@@ -148,13 +148,7 @@ class Checkpointer:
         if last is None or last._settled:
             return
         began = monotonic()
-        seen = last._seen
-        try:
-            last.staged()
-        except Error:
-            # The step goes on; whoever waits for the save gets the error.
-            last._seen = seen
-        last._settled = True
+        last.settle()
         last._facts["hook_seconds"] = monotonic() - began
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -218,12 +212,25 @@ class Checkpointer:
     ) -> dict[str, Any]:
         """What a rank saved as its own, by default this one; empty if it saved nothing. Not a collective call."""
         self._check_process()
-        directory = self._settings.directory
+        chosen = self._ranks().rank if rank is None else rank
+        return restoring.load_rank(
+            self._settings.directory,
+            self._number(step),
+            chosen,
+            weights_only,
+            self._settings.threads,
+        )
+
+    def side_files(self, step: int | Literal["latest"] = "latest") -> dict[str, bytes]:
+        """The files that were committed with a step, by name. Not a collective call."""
+        self._check_process()
+        return restoring.side_files(self._settings.directory, self._number(step))
+
+    def _number(self, step: object) -> int:
         number = self.latest() if step == "latest" else parse_step(step)
         if number is None:
-            raise make("not_found", "no step is committed", str(directory))
-        chosen = self._ranks().rank if rank is None else rank
-        return restoring.load_rank(directory, number, chosen, weights_only, self._settings.threads)
+            raise make("not_found", "no step is committed", str(self._settings.directory))
+        return number
 
     # The directory
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from time import monotonic
 from typing import Any, Protocol
 
 from forebay._errors import Error, make
@@ -61,6 +60,15 @@ class SaveHandle:
         except Error:
             self._seen = True
             raise
+
+    def settle(self) -> None:
+        """Waits until the state may be changed, however the save goes: whoever waits for the save gets its error."""
+        seen = self._seen
+        try:
+            self.staged()
+        except Error:
+            self._seen = seen
+        self._settled = True
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the step is committed: whole, durable, and what `latest` names. False after `timeout` seconds, and
@@ -152,7 +160,6 @@ def settle(handle: SaveHandle) -> None:
     """Waits for the end of a save and keeps how it ended."""
     running = handle._running
     assert running is not None
-    began = monotonic()
     try:
         while not running.wait(None):
             pass
@@ -161,7 +168,6 @@ def settle(handle: SaveHandle) -> None:
         handle._error = error
     except BaseException as error:  # noqa: BLE001
         handle._error = make("internal", f"waiting for the save failed: {error!r}")
-    handle._facts["waited_seconds"] = monotonic() - began
-    # Nothing of the caller's is kept beyond the end.
+    # Nothing of the caller's is kept beyond the end; after an error `staged` still tells it.
     handle._running = None if handle._error is None else running
     handle._over.set()

@@ -130,9 +130,10 @@ def restore(request: Request, ranks: Ranks, step: int) -> RestoreReport:
     _all_well(ranks, failure)
     report = work.report
     report.seconds = perf_counter() - began
-    for line in report.warnings:
+    if work.left is not None:
+        report.warnings.append(work.left)
         if ranks.rank == 0:
-            warnings.warn(line, stacklevel=4)
+            warnings.warn(work.left, stacklevel=3)
     return report
 
 
@@ -173,6 +174,8 @@ class _Work:
         self.flat = flatten(request.state, self._fresh_states(request.state))
         self.targets = match(self.flat, self.contents, describer)
         self.own: Flat | None = None
+        #: What to warn of: per-rank values that nobody takes.
+        self.left: str | None = None
         self.own_targets: Targets | None = None
         self._per_rank(describer)
         self._compare()
@@ -209,7 +212,7 @@ class _Work:
         if saved and (self.report.per_rank_left or size > max(saved) + 1):
             ranks = ", ".join(map(str, saved))
             left = ", ".join(map(str, self.report.per_rank_left)) or "none"
-            self.report.warnings.append(
+            self.left = (
                 f"values of their own were saved by ranks {ranks}; this job has {size}. "
                 f"Not restored: those of ranks {left}. Checkpointer.per_rank reads them"
             )
@@ -362,6 +365,15 @@ def load_rank(
         read_regions(checkpoint, wants, memory, "host", threads)
     del lease
     return state
+
+
+def side_files(directory: Path, step: int) -> dict[str, bytes]:
+    """The files that were committed with a step."""
+    lease = _native.read_lease(directory, step)
+    checkpoint = _native.Checkpoint(directory, step=step)
+    found = {name: checkpoint.side_file(name) for name in checkpoint.side_files}
+    del lease
+    return found
 
 
 def _put(state: dict[str, Any], path: Sequence[str | int], value: Any) -> None:

@@ -35,7 +35,7 @@ from forebay._ckpt.plans import Own, Plan
 from forebay._ckpt.ranks import Ranks
 from forebay._ckpt.settings import STAGING_BYTES, Settings
 from forebay._ckpt.snapshot import Snapshot, Snapshots, device_of
-from forebay._errors import Error, make, usage
+from forebay._errors import Error, make, quoted, usage
 from forebay._options import Options, engine
 
 _log = logging.getLogger("forebay")
@@ -48,6 +48,9 @@ PATIENCE_SECONDS = 120.0
 
 #: How long a rank looks for what rank 0 wrote into the directory: networked file systems show new names late.
 _LOOK_SECONDS = 10.0
+
+#: With what the native part puts before it, a name has to fit 255 bytes.
+_SIDE_NAME_BYTES = 200
 
 SideFiles = Mapping[str, bytes]
 
@@ -87,6 +90,7 @@ class Run:
     ) -> SaveHandle:
         """Starts a save; see `Checkpointer.save`."""
         began = perf_counter()
+        files = _side_files(side_files)
         self._counter += 1
         if not self._make_way():
             return SaveHandle(step, None, {"counter": self._counter}, skipped=True)
@@ -95,7 +99,7 @@ class Run:
             plan, tensors, objects, new = self._prepare(step, state, per_rank)
         planned = perf_counter()
         snapshot = self._snapshot(tensors, blocking)
-        running = self._start(step, plan, snapshot, objects, side_files, blocking)
+        running = self._start(step, plan, snapshot, objects, files, blocking)
         started = perf_counter()
         facts: Report = {
             "snapshot": snapshot.mode,
@@ -113,8 +117,7 @@ class Run:
             if blocking:
                 handle.wait()
             elif not overlap:
-                handle.staged()
-                handle._settled = True
+                handle.settle()
         finally:
             facts["stall_seconds"] = perf_counter() - began
         return handle
@@ -170,7 +173,7 @@ class Run:
         plan: Plan,
         snapshot: Snapshot,
         objects: list[Stored],
-        side_files: SideFiles | None,
+        side_files: list[tuple[str, bytes]],
         blocking: bool,
     ) -> Running:
         assert plan.agreed is not None and plan.structure is not None
@@ -187,7 +190,7 @@ class Run:
             parent=self.parent,
             stream=snapshot.stream,
             in_place=blocking,
-            side_files=_side_files(side_files, self.ranks.rank),
+            side_files=side_files if self.ranks.rank == 0 else [],
             torch=torch.__version__,
             python=platform.python_version(),
             host=platform.node(),
@@ -442,16 +445,18 @@ def _as_error(failure: BaseException | None) -> Error | None:
     return usage(f"describing the state failed: {type(failure).__name__}: {failure}")
 
 
-def _side_files(files: SideFiles | None, rank: int) -> list[tuple[str, bytes]]:
+def _side_files(files: SideFiles | None) -> list[tuple[str, bytes]]:
     """Side files as the native part takes them. Errors: `usage`."""
-    if not files:
-        return []
     listed = []
-    for name, data in files.items():
+    for name, data in (files or {}).items():
         if not isinstance(name, str) or not isinstance(data, bytes | bytearray | memoryview):
             raise usage(f"side file {name!r} is {type(data).__name__}, a name and bytes are needed")
+        plain = name.isprintable() and not set(name) & set("/\\") and name[:1] not in ("", ".")
+        if not plain or len(name.encode()) > _SIDE_NAME_BYTES:
+            hint = "one name without folders, that does not start with a dot"
+            raise usage(f"a side file cannot be called {quoted(name)}", hint)
         listed.append((name, bytes(data)))
-    return listed if rank == 0 else []
+    return listed
 
 
 def _listed(directory: Path) -> list[str]:

@@ -1,0 +1,1 @@
+"""What runs on several ranks in the tests of checkpoints, and how it is started."""

@@ -1,5 +1,5 @@
-//! What a checkpoint holds, whoever wrote it: the model that readers build, and that restore, verify, export and diff work
-//! on.
+//! What a checkpoint holds, whoever wrote it: the model that readers build, and that restore, verify, export and diff
+//! work on.
 
 use forebay_tensor::{Dtype, Region};
 

@@ -1,8 +1,9 @@
 //! Plans whose bytes are checked: pieces are made of whole checksum blocks.
 //!
-//! A block can only be checked as a whole, so a range that ends inside a block reads the rest of it as well and throws it
-//! away: with blocks of 1 MiB at most 2 MiB a range. Each move is cut at the block borders; the blocks that any move
-//! touches, in the order of the object, become pieces of neighbouring blocks. Blocks that nothing wants are not read.
+//! A block can only be checked as a whole, so a range that ends inside a block reads the rest of it as well and
+//! throws it away: with blocks of 1 MiB at most 2 MiB a range. Each move is cut at the block borders; the blocks that
+//! any move touches, in the order of the object, become pieces of neighbouring blocks. Blocks that nothing wants are
+//! not read.
 
 use forebay_error::{Code, Error, Result};
 

@@ -141,10 +141,12 @@ impl Plan {
         Self::build_checked(moves, target_bytes, piece_bytes, batches, Vec::new())
     }
 
-    /// As [`Self::build`], for objects some of which have checksums: where an object has any, every byte that is wanted of
-    /// it lies in one of its `blocks`, and pieces are made of whole blocks, checked before their bytes go to the targets.
+    /// As [`Self::build`], for objects some of which have checksums: where an object has any, every byte that is
+    /// wanted of it lies in one of its `blocks`, and pieces are made of whole blocks, checked before their bytes go
+    /// to the targets.
     ///
-    /// Errors: as [`Self::build`]; `internal` for blocks that overlap, are larger than a piece, or leave a wanted byte out.
+    /// Errors: as [`Self::build`]; `internal` for blocks that overlap, are larger than a piece, or leave a wanted
+    /// byte out.
     pub fn build_checked(
         mut moves: Vec<Move>,
         target_bytes: Vec<u64>,

@@ -56,7 +56,9 @@ proptest! {
         moves in prop::collection::vec(a_move(900_000), 1..6),
         step in 1000..200_000_usize,
         batched: bool,
-        path in prop::sample::select(vec![PathChoice::Auto, PathChoice::Direct, PathChoice::Buffered]),
+        path in prop::sample::select(
+            vec![PathChoice::Auto, PathChoice::Direct, PathChoice::Buffered]
+        ),
     ) {
         let folder = tempfile::tempdir().unwrap();
         let bytes = pattern(1, 900_000);
@@ -76,7 +78,8 @@ proptest! {
         }
         let config = EngineConfig { piece_bytes: PIECE, ..EngineConfig::default() };
         let options = LoadOptions { path, ..LoadOptions::default() };
-        let (targets, _) = load_host(&host_engine(config), plan, vec![source(&file)], options).unwrap();
+        let engine = host_engine(config);
+        let (targets, _) = load_host(&engine, plan, vec![source(&file)], options).unwrap();
         prop_assert!(targets == wanted);
     }
 }

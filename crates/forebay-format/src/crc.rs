@@ -8,8 +8,8 @@ pub fn crc32(bytes: &[u8]) -> u32 {
     crc32fast::hash(bytes)
 }
 
-/// The CRC-32 of two stretches one after the other, from the CRC-32 of each; `second_bytes` is the length of the second.
-/// The work grows with the logarithm of the length.
+/// The CRC-32 of two stretches one after the other, from the CRC-32 of each; `second_bytes` is the length of the
+/// second. The work grows with the logarithm of the length.
 pub fn crc32_join(first: u32, second: u32, second_bytes: u64) -> u32 {
     let mut joined = crc32fast::Hasher::new_with_initial(first);
     joined.combine(&crc32fast::Hasher::new_with_initial_len(second, second_bytes));

@@ -115,8 +115,8 @@ impl Checkpoint {
         Ok(chunks.iter().map(|chunk| sides(&chunk.region)).collect())
     }
 
-    /// Starts to load regions: `wants` are `(number of the entry, offsets, sizes)`. Returns `(order, session)`: target `i` of
-    /// the session is `wants[order[i]]`, row-major.
+    /// Starts to load regions: `wants` are `(number of the entry, offsets, sizes)`. Returns `(order, session)`:
+    /// target `i` of the session is `wants[order[i]]`, row-major.
     #[pyo3(signature = (engine, wants, *, threads=None, path="auto", cache="auto"))]
     fn start(
         &self,
@@ -162,7 +162,8 @@ impl Checkpoint {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// An object that is plain data, as JSON text (tuples as lists). Errors: `forbidden_global` or `unsupported` for others.
+    /// An object that is plain data, as JSON text (tuples as lists). Errors: `forbidden_global` or `unsupported` for
+    /// others.
     fn object_json(&self, py: Python<'_>, name: String) -> Result<String> {
         let reader = self.inner.clone();
         interruptible(py, move |_| reader.object_json(&name))

@@ -83,6 +83,39 @@ struct Settings {
     who: String,
 }
 
+impl Settings {
+    fn spec(
+        &self,
+        step: u64,
+        counter: u32,
+        epoch: u64,
+        parent: Option<u64>,
+        agreed: &str,
+        items: u64,
+    ) -> Spec {
+        Spec {
+            folder: if self.flat { String::new() } else { commit::step_folder(step) },
+            step,
+            attempt: AttemptId { run: self.run, save: counter },
+            rank: self.rank,
+            world: self.world,
+            structure: StructureHash(Sha256::digest(agreed).into()),
+            epoch,
+            parent,
+            part_bytes: PART_BYTES + items * PART_BYTES_ITEM,
+            who: self.who.clone(),
+        }
+    }
+}
+
+fn sources(addresses: &[u64], places: &[u8]) -> Vec<Source> {
+    let source = |(&address, &place): (&u64, &u8)| {
+        let place = if place == 1 { Place::Device } else { Place::Host };
+        Source { place, address }
+    };
+    addresses.iter().zip(places).map(source).collect()
+}
+
 /// Saves of one rank to one folder.
 #[pyclass(frozen, module = "forebay._native")]
 pub(crate) struct Saver {
@@ -92,12 +125,13 @@ pub(crate) struct Saver {
 
 #[pymethods]
 impl Saver {
-    /// `root` holds folders `step-N`; with `flat` it is itself the step's folder. `run_id` is 8 hexadecimal digits, the same
-    /// on all ranks. With `commit="external"` a save ends with its part, see `commit_parts`.
+    /// `root` holds folders `step-N`; with `flat` it is itself the step's folder. `run_id` is 8 hexadecimal digits,
+    /// the same on all ranks. With `commit="external"` a save ends with its part, see `commit_parts`.
     #[new]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python constructor")]
     #[pyo3(signature = (root, *, rank, world, run_id, engine, pool, takers=None, flat=false,
-                        commit="protocol", overwrite=true, lease_s=None, deadline_s=None, who=None))]
+                        commit="protocol", overwrite=true, lease_s=None, deadline_s=None,
+                        who=None))]
     fn new(
         py: Python<'_>,
         root: PathBuf,
@@ -144,9 +178,9 @@ impl Saver {
 
     /// Starts a save.
     ///
-    /// `addresses` has one address for each tensor region that is written, in the order of the structure, `places` a 1 for
-    /// each that is on the device and a 0 for the host; `objects` likewise the objects. Memory must stay as it is until the
-    /// save is staged (with `in_place`: done); `keep` is held until then.
+    /// `addresses` has one address for each tensor region that is written, in the order of the structure, `places` a
+    /// 1 for each that is on the device and a 0 for the host; `objects` likewise the objects. Memory must stay as it
+    /// is until the save is staged (with `in_place`: done); `keep` is held until then.
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     #[pyo3(signature = (step, structure, addresses, places, objects, *, agreed, counter, epoch=0,
                         parent=None, stream=None, in_place=false, side_files=Vec::new(),
@@ -178,20 +212,9 @@ impl Saver {
         if addresses.len() != places.len() {
             return Err(usage("as many places as addresses are needed").into());
         }
-        let attempt = AttemptId { run: settings.run, save: counter };
         let items = (addresses.len() + objects.len()) as u64;
-        let spec = Spec {
-            folder: if settings.flat { String::new() } else { commit::step_folder(step) },
-            step,
-            attempt,
-            rank: settings.rank,
-            world: settings.world,
-            structure: StructureHash(Sha256::digest(agreed).into()),
-            epoch,
-            parent,
-            part_bytes: PART_BYTES + items * PART_BYTES_ITEM,
-            who: settings.who.clone(),
-        };
+        let spec = settings.spec(step, counter, epoch, parent, agreed, items);
+        let attempt = spec.attempt;
         let info = info(&spec, torch, python, host);
         let workers = forebay_topology::worker_cpus();
         let request = Request {
@@ -211,19 +234,12 @@ impl Saver {
             in_place,
             commit: settings.commit,
         };
-        let sources: Vec<Source> = addresses
-            .iter()
-            .zip(&places)
-            .map(|(&address, &place)| Source {
-                place: if place == 1 { Place::Device } else { Place::Host },
-                address,
-            })
-            .collect();
+        let sources = sources(&addresses, &places);
         let objects: Vec<Object> = objects.iter().map(ObjectArg::take).collect();
         let keep = keep.map(|keep| Box::new(Kept(Some(keep))) as Box<dyn Any + Send>);
         let started = py.detach(|| {
-            // SAFETY: the package passes addresses of tensors that it keeps, by `keep`, until the save is staged or done,
-            // and nobody writes to them before that.
+            // SAFETY: the package passes addresses of tensors that it keeps, by `keep`, until the save is staged or
+            // done, and nobody writes to them before that.
             unsafe {
                 let (engine, pool) = (&settings.engine, &settings.pool);
                 save::Save::start(engine, pool, request, &sources, objects, keep)
@@ -263,8 +279,8 @@ fn info(spec: &Spec, torch: Option<String>, python: Option<String>, host: Option
     }
 }
 
-/// Commits a step from the parts of all ranks, in their order: for savers with `commit="external"`, on one rank. `paths` are
-/// the ways in the nested state, by flat name.
+/// Commits a step from the parts of all ranks, in their order: for savers with `commit="external"`, on one rank.
+/// `paths` are the ways in the nested state, by flat name.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
 #[pyo3(signature = (root, parts, *, run_id, counter, step=0, epoch=0, paths=HashMap::new(),

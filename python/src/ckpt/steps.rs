@@ -61,8 +61,8 @@ pub(crate) fn latest(py: Python<'_>, folder: PathBuf) -> Result<Option<u64>> {
 /// Removes commits that are not kept; returns what was, or with `dry_run` would be: a dict of lists.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python function")]
-#[pyo3(signature = (folder, *, keep_last, keep_every=None, pins=Vec::new(), grace_s=900.0, wait=false,
-                    dry_run=false))]
+#[pyo3(signature = (folder, *, keep_last, keep_every=None, pins=Vec::new(), grace_s=900.0,
+                    wait=false, dry_run=false))]
 pub(crate) fn prune(
     py: Python<'_>,
     folder: PathBuf,

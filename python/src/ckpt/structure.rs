@@ -44,9 +44,9 @@ pub(crate) struct Structure {
 
 #[pymethods]
 impl Structure {
-    /// `items` are tuples `(name, path, kind, dtype, shape, offsets, sizes, writes)`: kind 0 is a region of a tensor (dtype
-    /// by torch's name, global shape, the region that this rank holds), 1 an object, 2 another name of the value whose name
-    /// is in `dtype`. `writes` says whether this rank writes it.
+    /// `items` are tuples `(name, path, kind, dtype, shape, offsets, sizes, writes)`: kind 0 is a region of a tensor
+    /// (dtype by torch's name, global shape, the region that this rank holds), 1 an object, 2 another name of the
+    /// value whose name is in `dtype`. `writes` says whether this rank writes it.
     #[new]
     #[pyo3(signature = (items, *, rank, world, files_per_rank=None))]
     fn new(

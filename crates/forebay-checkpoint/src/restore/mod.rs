@@ -1,8 +1,9 @@
 //! Restoring: regions of a checkpoint's tensors, and its objects, to whoever wants them.
 //!
-//! A [`Reader`] is an open checkpoint. [`Reader::select`] takes regions, whatever regions they were saved in, and finds the
-//! chunks that they share elements with; what comes out is a model of just those, from which the engine loads. Of our own
-//! checkpoints every block that is read is compared with its checksum before its bytes reach their target.
+//! A [`Reader`] is an open checkpoint. [`Reader::select`] takes regions, whatever regions they were saved in, and
+//! finds the chunks that they share elements with; what comes out is a model of just those, from which the engine
+//! loads. Of our own checkpoints every block that is read is compared with its checksum before its bytes reach their
+//! target.
 
 use std::path::Path;
 
@@ -136,8 +137,8 @@ impl Reader {
         }
     }
 
-    /// An object that is plain data, as JSON. Errors: as [`Self::object_bytes`]; `forbidden_global` or `unsupported` for one
-    /// that is not.
+    /// An object that is plain data, as JSON. Errors: as [`Self::object_bytes`]; `forbidden_global` or `unsupported`
+    /// for one that is not.
     pub fn object_json(&self, name: &str) -> Result<String> {
         let object = self.checkpoint.read_object(self.entry(name)?)?;
         object.json().map(str::to_owned)

@@ -105,8 +105,8 @@ fn metadata(facts: &Facts, manifest: &Manifest, seal: &Seal) -> Result<Vec<u8>> 
     writer.finish(&meta, &[(ATTRIBUTE, seal.value())])
 }
 
-/// Chunks as stock metadata may list them: it tells them apart by their offsets alone, so one without elements is listed
-/// only where there is no other.
+/// Chunks as stock metadata may list them: it tells them apart by their offsets alone, so one without elements is
+/// listed only where there is no other.
 fn keep_stock(chunks: &mut Vec<Chunk>) {
     if chunks.iter().any(|chunk| !chunk.region.is_empty()) {
         chunks.retain(|chunk| !chunk.region.is_empty());

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use forebay_engine::write_all_at;
@@ -89,7 +90,7 @@ fn write(
     wait(job, attempt, |time| job.staging.wait_staged(time))?;
     drop(keep);
     wait(job, attempt, |time| job.staging.wait_done(time))?;
-    writer.seal()?;
+    seal(writer, attempt)?;
     let spec = &request.spec;
     part::encode(&request.plan, writer, (spec.attempt, spec.rank, spec.world), &names, &side)
 }
@@ -152,6 +153,22 @@ fn wait(
             looked = Instant::now();
         }
     }
+}
+
+/// Makes everything durable, alive meanwhile: a slow disk may take longer than a lease.
+fn seal(writer: &Writer, attempt: Option<&Attempt>) -> Result<()> {
+    let (done, waiting) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let sealing = scope.spawn(move || {
+            let sealed = writer.seal();
+            drop(done);
+            sealed
+        });
+        while let Err(RecvTimeoutError::Timeout) = waiting.recv_timeout(BEAT) {
+            let () = attempt.map_or((), Attempt::beat);
+        }
+        sealing.join().unwrap_or_else(|_| Err(internal("a thread of a save panicked")))
+    })
 }
 
 fn facts(request: &Request) -> Facts {

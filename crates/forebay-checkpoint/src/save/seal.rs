@@ -1,15 +1,15 @@
 //! What `.metadata` says of us: one line of text in it names the attempt and the manifest.
 //!
-//! The pickle of a large job takes a while to read, and all that we want of it comes last: the attribute `forebay` of the
-//! metadata object, a dict with (for people and other tools) `attempt`, `manifest`, `manifest_sha256`, `version`, and
-//! `seal`, which holds all four as one text:
+//! The pickle of a large job takes a while to read, and all that we want of it comes last: the attribute `forebay` of
+//! the metadata object, a dict with (for people and other tools) `attempt`, `manifest`, `manifest_sha256`, `version`,
+//! and `seal`, which holds all four as one text:
 //!
 //! ```text
 //! forebay:1 <attempt> <name of the manifest> <sha-256 of its head, 64 hex digits>
 //! ```
 //!
-//! [`Seal::find`] looks for that text in the last 4 KiB. Whoever forges it gains nothing: the manifest must have that hash,
-//! and the files the checksums that are in it.
+//! [`Seal::find`] looks for that text in the last 4 KiB. Whoever forges it gains nothing: the manifest must have that
+//! hash, and the files the checksums that are in it.
 
 use forebay_engine::{RangeSource, read_exact_at};
 use forebay_error::{Code, Error, Result};

@@ -1,9 +1,9 @@
 //! From staged pieces to files: checksums, bodies, and glue as soon as all that it is made of is there.
 //!
-//! Pieces come in any order. Each item counts the pieces that it lacks; when the last has come its CRC is joined from its
-//! blocks. Each segment of glue counts the items that it lacks; when the last is complete it is rendered and written. What
-//! an item left for glue (all of a small one, the last bytes of a large one) is kept until its last segment was
-//! written, so memory is bounded by what is in flight and not by the number of items.
+//! Pieces come in any order. Each item counts the pieces that it lacks; when the last has come its CRC is joined from
+//! its blocks. Each segment of glue counts the items that it lacks; when the last is complete it is rendered and
+//! written. What an item left for glue (all of a small one, the last bytes of a large one) is kept until its last
+//! segment was written, so memory is bounded by what is in flight and not by the number of items.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -237,9 +237,10 @@ impl Writer {
         }
         let blocks = self.crcs(number);
         let whole = (body / BLOCK_BYTES) as usize;
-        let mut crc = blocks.iter().take(whole).fold(crc32(&[]), |crc, &block| {
-            crc32_join(crc, block, BLOCK_BYTES)
-        });
+        let mut crc = blocks
+            .iter()
+            .take(whole)
+            .fold(crc32(&[]), |crc, &block| crc32_join(crc, block, BLOCK_BYTES));
         let rest = body % BLOCK_BYTES;
         if rest > 0 {
             // All of the last block, or what the body has of it.

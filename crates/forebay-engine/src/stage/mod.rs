@@ -14,8 +14,8 @@
 //! - Host memory that stays as it is until the end ([`StageOptions::in_place`]) needs no pool.
 //!
 //! Slots travel in one queue, in the order in which their copies were queued; a slot from a GPU travels with the event
-//! of its copy, and the taker waits for it. So nobody polls, and a full pool cannot block: each slot that is out lies in
-//! the queue or with a taker, and a taker needs nothing more to finish with it.
+//! of its copy, and the taker waits for it. So nobody polls, and a full pool cannot block: each slot that is out lies
+//! in the queue or with a taker, and a taker needs nothing more to finish with it.
 //!
 //! A slot goes back to the pool only when its copy has landed; if the device fails so that nobody can know, it is given
 //! up for good.
@@ -35,7 +35,8 @@ use crate::engine::Engine;
 use crate::shared::internal;
 use job::Job;
 
-/// Threads that copy host memory to the pool: two reach what one socket's memory gives to copies, more crowd out training.
+/// Threads that copy host memory to the pool: two reach what one socket's memory gives to copies, more crowd out
+/// training.
 const HOST_FILLERS_MAX: usize = 4;
 
 /// Threads that take pieces, by default and at the most.

@@ -2,9 +2,9 @@
 //!
 //! Ages are the difference of two stamps of the same file system: of an object, and of a file that is made for the
 //! question (without a name where the file system can, else removed at once). No clock of this machine is compared with
-//! another's, if the file system stamps by its own: local ones do, and NFS servers. Lustre, CephFS and most of FUSE stamp
-//! with the writer's clock, so there ages are as good as the machines' clocks agree. Where nothing can be written, and
-//! so nothing be collected either, this machine's clock has to do.
+//! another's, if the file system stamps by its own: local ones do, and NFS servers. Lustre, CephFS and most of FUSE
+//! stamp with the writer's clock, so there ages are as good as the machines' clocks agree. Where nothing can be
+//! written, and so nothing be collected either, this machine's clock has to do.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

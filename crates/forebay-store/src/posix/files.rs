@@ -14,6 +14,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
+use super::direct::{Direct, is_in_memory};
 use super::root::Root;
 
 /// A file that was made by [`Files::create`], open for writing.
@@ -21,6 +22,7 @@ pub(crate) struct Handle {
     pub(crate) file: File,
     /// What a recording calls its inode.
     pub(crate) node: u64,
+    pub(crate) direct: Direct,
 }
 
 /// Whether something was forced to the disk, or the file system does not know how.
@@ -39,11 +41,11 @@ pub(crate) trait Files: Send + Sync {
     fn make_folder(&self, path: &str) -> Result<(), Errno>;
     /// Makes a file where nothing is.
     fn create(&self, path: &str) -> Result<Handle, Errno>;
-    /// pwrite.
+    /// pwrite, direct where that suits.
     fn write_at(&self, handle: &Handle, bytes: &[u8], offset: u64) -> io::Result<usize>;
     /// A hint to start writing a range to the device.
     fn flush_soon(&self, handle: &Handle, offset: u64, len: u64);
-    /// fallocate, which sets the length too.
+    /// fallocate, which sets the length too; not in memory, where it would fill the file with zeros.
     fn reserve(&self, handle: &Handle, len: u64) -> Result<(), Errno>;
     /// ftruncate.
     fn set_len(&self, handle: &Handle, len: u64) -> Result<(), Errno>;
@@ -87,11 +89,14 @@ impl Files for RealFiles {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o666))?;
-        Ok(Handle { file: File::from(fd), node: 0 })
+        Ok(Handle { file: File::from(fd), node: 0, direct: Direct::default() })
     }
 
     fn write_at(&self, handle: &Handle, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        FileSink::new(&handle.file, String::new()).write_at(bytes, offset)
+        match handle.direct.write_at(&handle.file, bytes, offset) {
+            Some(written) => written,
+            None => FileSink::new(&handle.file, String::new()).write_at(bytes, offset),
+        }
     }
 
     fn flush_soon(&self, handle: &Handle, offset: u64, len: u64) {
@@ -100,6 +105,9 @@ impl Files for RealFiles {
 
     fn reserve(&self, handle: &Handle, len: u64) -> Result<(), Errno> {
         rustix::io::retry_on_intr(|| {
+            if is_in_memory(&handle.file) {
+                return Err(Errno::OPNOTSUPP);
+            }
             rustix::fs::fallocate(&handle.file, FallocateFlags::empty(), 0, len)
         })
     }

@@ -1,7 +1,8 @@
 //! One writer at a time replaces what is in a folder.
 //!
 //! The lock is flock(2) on `.forebay/lock` in the folder of what is replaced, so writers meet even if one opened the
-//! step and the other the folder above; what is below `.forebay` shares its lock. The kernel frees it when its holder dies.
+//! step and the other the folder above; what is below `.forebay` shares its lock. The kernel frees it when its holder
+//! dies.
 //!
 //! | file system | who is kept out |
 //! | --- | --- |
@@ -41,7 +42,7 @@ impl Drop for Held<'_> {
         if let Some((files, path)) = self.claim.take()
             && let Err(error) = files.remove_folder(&path)
         {
-            tracing::debug!(%error, path, "a claim could not be removed and will be taken for stale");
+            tracing::debug!(%error, path, "a claim stays, and will be taken for stale");
         }
     }
 }

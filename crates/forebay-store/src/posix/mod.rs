@@ -26,6 +26,7 @@
 
 mod clock;
 mod data;
+mod direct;
 mod files;
 mod folders;
 mod list;

@@ -12,8 +12,8 @@
 //!
 //! A file system counts time in ticks of milliseconds and gives a removed file's inode to the next one, so inode, size
 //! and times alone can call two files the same; the CRC does not, and `get` has read the bytes anyway. The change time
-//! is left out: it moves when a second name of the file goes, which the staged name does after a publication by link(2).
-//! So is the device: mounts of one file system on two machines have different numbers for it.
+//! is left out: it moves when a second name of the file goes, which the staged name does after a publication by
+//! link(2). So is the device: mounts of one file system on two machines have different numbers for it.
 
 use rustix::fs::Stat;
 

@@ -1,23 +1,27 @@
 //! Loss of power: what a folder may hold when the machine comes back.
 //!
-//! A [`Recording`] is a folder in which stores work for real, while every change they ask of the kernel is written down,
-//! in the order in which it took effect. From the record, [`Recording::image`] makes what a disk may hold if the power
-//! fails after the n-th change, and [`Image::write_to`] puts that in another folder, where a test opens it again and
-//! looks whether every promise was kept. A *kill* of the process is the special case in which nothing is lost:
-//! [`Survival::Everything`].
+//! A [`Recording`] is a folder in which stores work for real, while every change they ask of the kernel is written
+//! down, in the order in which it took effect. From the record, [`Recording::image`] makes what a disk may hold if
+//! the power fails after the n-th change, and [`Image::write_to`] puts that in another folder, where a test opens it
+//! again and looks whether every promise was kept. A *kill* of the process is the special case in which nothing is
+//! lost: [`Survival::Everything`].
 //!
 //! # What is modelled
 //!
-//! The model is POSIX at its weakest, after the ALICE study (Pillai et al., OSDI 2014): what no fsync has covered may be
-//! on the disk or not, in any combination.
+//! The model is POSIX at its weakest, after the ALICE study (Pillai et al., OSDI 2014): what no fsync has covered may
+//! be on the disk or not, in any combination.
 //!
-//! - **Bytes.** A write is cut at the borders of sectors (512 bytes). Until the file's fsync each piece may be on the disk
+//! - **Bytes.** A write is cut at the borders of sectors (512 bytes). Until the file's fsync each piece may be on the
+//!   disk
 //!   or not, whatever the others do; a piece that is not reads as what the disk had there, zeros past the old end.
-//! - **Lengths.** Until the fsync the length may be the old one or any that the file had since, with or without the bytes.
-//! - **Names.** An entry of a folder is its own object: until the folder's fsync each name may have any of the values that
+//! - **Lengths.** Until the fsync the length may be the old one or any that the file had since, with or without the
+//!   bytes.
+//! - **Names.** An entry of a folder is its own object: until the folder's fsync each name may have any of the values
+//!   that
 //!   it had since the last one, whatever the other names do. So the two halves of a rename are apart: the new name may
 //!   be there and the old one too, or neither. The order is kept only for one name and itself.
-//! - **Files and names are apart.** The fsync of a file does not save its name; the fsync of a folder saves no bytes, and
+//! - **Files and names are apart.** The fsync of a file does not save its name; the fsync of a folder saves no bytes,
+//!   and
 //!   not the folder's own name in its parent. A name without synced bytes is an empty or torn file.
 //! - **fsync** covers what came before it, from any client. One that fails covers nothing.
 //! - Links: all names of one file show the same bytes, and the image links them again.

@@ -1,7 +1,7 @@
 //! The layer under a store that does what it is asked, and writes it down.
 //!
-//! One lock is held over the call of the kernel and the note about it, so that the order of the notes is the order of the
-//! effects. A call that fails leaves no note: the tests' file systems are local, so it had no effect.
+//! One lock is held over the call of the kernel and the note about it, so that the order of the notes is the order of
+//! the effects. A call that fails leaves no note: the tests' file systems are local, so it had no effect.
 
 use std::io;
 use std::path::Path;

@@ -19,6 +19,7 @@ import torch
 from forebay import _native
 from forebay._ckpt.flatten import Flat, flatten, has_state
 from forebay._ckpt.held import Describer, dtype_of
+from forebay._ckpt.nodeshare import SHARED_BYTES, Job, Want, read_together
 from forebay._ckpt.objects import unpack
 from forebay._ckpt.optimizers import is_fresh, state_for
 from forebay._ckpt.plans import PER_RANK
@@ -45,8 +46,12 @@ class RestoreReport:
     missing: list[str]
     #: Names of the checkpoint that the state has no place for.
     unexpected: list[str]
-    #: Bytes of tensors that this rank read.
+    #: Bytes of tensors that this rank filled.
     bytes: int = 0
+    #: Bytes that it read from storage for that, and for other ranks of its host.
+    read_bytes: int = 0
+    #: Bytes that it took from memory that the ranks of its host share: read once for all of them.
+    shared_bytes: int = 0
     #: Of the whole call.
     seconds: float = 0.0
     #: Ranks that saved values of their own (`per_rank=`), and the names of those.
@@ -71,6 +76,8 @@ class Request:
     weights_only: bool
     threads: int | None
     progress: Progress | None
+    #: Memory that the ranks of a host share while they read; 0 for none.
+    node_bytes: int = SHARED_BYTES
 
 
 def choose(directory: Path, step: object, ranks: Ranks) -> int:
@@ -118,11 +125,16 @@ def restore(request: Request, ranks: Ranks, step: int) -> RestoreReport:
     work: _Work | None = None
     try:
         work = _Work(request, ranks, step)
+    except Exception as error:  # noqa: BLE001
+        failure = error
+    # Reading together is collective: all are there, or none reads.
+    _all_well(ranks, failure)
+    assert work is not None
+    try:
         work.read()
     except Exception as error:  # noqa: BLE001
         failure = error
     _all_well(ranks, failure)
-    assert work is not None
     try:
         work.hand_over()
     except Exception as error:  # noqa: BLE001
@@ -233,18 +245,40 @@ class _Work:
 
     def read(self) -> None:
         """Reads tensors into their memory, and objects into values that are not handed over yet."""
-        pieces = list(self.targets.pieces)
-        if self.own_targets is not None:
-            pieces += self.own_targets.pieces
+        own = [] if self.own_targets is None else self.own_targets.pieces
+        total = sum(piece.memory.nbytes for piece in (*self.targets.pieces, *own))
+        pieces = self._read_together(total) + own
         by_device: dict[torch.device, list[Piece]] = {}
         for piece in pieces:
             by_device.setdefault(piece.memory.device, []).append(piece)
-        total = sum(piece.memory.nbytes for piece in pieces)
         for device, group in by_device.items():
             self._fill(device, group, total)
         self._read_objects(self.flat, self.targets)
         if self.own is not None and self.own_targets is not None:
             self._read_objects(self.own, self.own_targets)
+        self.report.read_bytes = sum(int(one["read_bytes"]) for one in self.report.transfers)
+
+    def _read_together(self, total: int) -> list[Piece]:
+        """Reads what several ranks of this host need; returns what is left to each. A collective call."""
+        if self.ranks.alone:
+            return self.targets.pieces
+        told = self._told(total)
+
+        def read(wants: list[Want], memory: list[torch.Tensor], before: int) -> dict[str, Any]:
+            def alive(_: int, __: int) -> None:
+                told(before, total)
+
+            threads = self.request.threads
+            return read_regions(self.checkpoint, wants, memory, "host", threads, alive)
+
+        entries, limit = self.contents.entries, self.request.node_bytes
+        job = Job(self.ranks, self.checkpoint, entries, self.targets.pieces, limit, read)
+        done = read_together(job)
+        self.report.transfers += done.reports
+        self.report.bytes += done.bytes
+        self.report.shared_bytes = done.bytes
+        self._told(total)(0, total)
+        return done.left
 
     def _fill(self, device: torch.device, pieces: list[Piece], total: int) -> None:
         known = device.type in ("cpu", "cuda")

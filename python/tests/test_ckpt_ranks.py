@@ -78,7 +78,7 @@ def test_on_more_ranks_those_without_values_are_told(tmp_path: Path) -> None:
     harness.run(jobs.own_values, 2, str(tmp_path), False)
     results = harness.run(jobs.own_values, 3, str(tmp_path), True)
     assert [told["at"] for told in results] == [100, 101, -1]
-    assert results[2]["missing"] == ["per_rank/2/rng", "per_rank/2/loader.at"]
+    assert sorted(results[2]["missing"]) == ["per_rank/2/loader.at", "per_rank/2/rng"]
     assert "ranks 0, 1; this job has 3" in results[0]["warnings"][0]
 
 
@@ -105,16 +105,15 @@ def test_the_first_save_needs_no_luck_in_timing(tmp_path: Path) -> None:
     ("how", "code", "text"),
     [
         ("first", "unsupported", "sparse"),
-        ("disk", "no_space", "File too large"),
+        ("disk", "no_space", "no space left"),
         ("plan", "structure_mismatch", "`epoch` is a tensor in the state"),
-        ("read", "usage", "the disk of this node is gone"),
+        ("read", "io", "the disk of this node is gone"),
     ],
 )
 def test_what_fails_on_one_rank_fails_on_all_with_its_error(
     tmp_path: Path, how: str, code: str, text: str
 ) -> None:
     results = harness.run(jobs.failing_rank, 4, str(tmp_path), how)
-    # The rank of the error itself keeps its own exception where that was no error of ours.
     for heard, said, took in results:
         assert heard == code and text in said and "rank 1" in said, said
         assert took < 20

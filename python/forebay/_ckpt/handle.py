@@ -30,6 +30,7 @@ class SaveHandle:
         facts: Report,
         settled: bool = False,
         skipped: bool = False,
+        rank: int | None = None,
     ) -> None:
         #: The step, as it was when `save` was called.
         self.step = step
@@ -37,6 +38,8 @@ class SaveHandle:
         self.skipped = skipped
         self._running = running
         self._facts = facts
+        #: This rank, where there are others.
+        self._rank = rank
         #: Whether the copies are ordered before all that the caller does next.
         self._settled = settled
         self._over = threading.Event()
@@ -57,9 +60,16 @@ class SaveHandle:
             return True
         try:
             return self._running.staged(timeout)
-        except Error:
+        except Error as error:
             self._seen = True
-            raise
+            raise self._named(error) from error
+
+    def _named(self, error: Error) -> Error:
+        """An error of this rank as the others hear of it."""
+        if self._rank is None or "rank " in error.what:
+            return error
+        what = f"the save failed on rank {self._rank}: {error.what}"
+        return make(error.code, what, error.where, error.hints, error.causes)
 
     def settle(self) -> None:
         """Waits until the state may be changed, however the save goes: whoever waits for the save gets its error."""
@@ -165,7 +175,7 @@ def settle(handle: SaveHandle) -> None:
             pass
         handle._report = {**running.report(), "step": handle.step}
     except Error as error:
-        handle._error = error
+        handle._error = handle._named(error)
     except BaseException as error:  # noqa: BLE001
         handle._error = make("internal", f"waiting for the save failed: {error!r}")
     # Nothing of the caller's is kept beyond the end; after an error `staged` still tells it.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
+from typing import Any
 
 from forebay._ckpt.meshes import Region, Shape
 
@@ -237,9 +238,15 @@ def together(
         several |= seen & one.keys()
         seen |= one.keys()
     found: dict[int, list[Part]] = {}
+    # Layers repeat: thousands of tensors are a few dozen cases.
+    known: dict[Any, list[Part]] = {}
     for entry in sorted(several):
-        regions = [one.get(entry, ()) for one in wants]
-        here = parts(chunks_of(entry), itemsize_of(entry), regions)
+        chunks, itemsize = tuple(chunks_of(entry)), itemsize_of(entry)
+        regions = tuple(tuple(one.get(entry, ())) for one in wants)
+        key = (chunks, itemsize, regions)
+        here = known.get(key)
+        if here is None:
+            here = known[key] = parts(chunks, itemsize, regions)
         if here:
             found[entry] = here
     return found

@@ -110,7 +110,8 @@ class Run:
             "empty": plan.empty,
             "warnings": plan.agreed.warnings if plan.agreed else [],
         }
-        handle = SaveHandle(step, running, facts, snapshot.settled)
+        rank = None if self.ranks.alone else self.ranks.rank
+        handle = SaveHandle(step, running, facts, snapshot.settled, rank=rank)
         self.last = handle
         self.watcher.watch(handle)
         try:

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import forebay
+from forebay._errors import make
 
 #: Every collective call of torch that there is.
 COLLECTIVES = (
@@ -240,7 +241,7 @@ def _forbid_reading() -> None:
 
     def failing(*arguments: Any, **named: Any) -> Any:
         restoring.read_regions = original
-        raise OSError("the disk of this node is gone")
+        raise make("io", "the disk of this node is gone")
 
     restoring.read_regions = failing
 
@@ -389,7 +390,6 @@ def fsdp_over_tp(rank: int, directory: str, restore: bool) -> int:
     from torch.distributed.tensor.placement_types import _StridedShard
 
     dp, tp = 2, 2
-    mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
     outer, inner = rank // tp, rank % tp
     whole = torch.arange(7.0 * 3).reshape(7, 3)
     if restore:
@@ -398,6 +398,7 @@ def fsdp_over_tp(rank: int, directory: str, restore: bool) -> int:
             checkpoints.restore(blank)
             assert torch.equal(blank["w"], whole)
         return 0
+    mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
     # Tensor parallelism: rows 0-3 and 4-6; FSDP cuts each of them in two.
     own = whole.chunk(tp)[inner].chunk(dp)
     local = own[outer] if outer < len(own) else whole[:0]
@@ -447,7 +448,7 @@ def disagreeing_shapes(rank: int, directory: str) -> str:
 def pipeline(rank: int, directory: str) -> tuple[int, list[str]]:
     """Stages of a pipeline: each pair of ranks holds other layers; one is on both stages."""
     stage = rank // 2
-    mesh = torch.distributed.device_mesh.DeviceMesh("cpu", [2 * stage, 2 * stage + 1])
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "dp"))["dp"]
     state: dict[str, Any] = {
         f"layer{stage}": distribute_tensor(torch.full((6, 2), float(stage)), mesh, [Shard(0)]),
         "embed": torch.arange(5.0),

@@ -192,7 +192,7 @@ impl Manifest {
     /// without elements too, part by part. Memory does not grow with the number of ranks.
     pub fn visit(&self, mut each: impl FnMut(u32, u32, Chunk) -> Result<()>) -> Result<()> {
         for rank in 0..self.info.world_size {
-            let part = self.load(rank)?;
+            let part = self.part(rank)?;
             part.for_each(|number, chunk| each(rank, number, chunk))?;
         }
         Ok(())
@@ -222,7 +222,7 @@ impl Manifest {
     pub fn files(&self) -> Result<Vec<DataFile>> {
         let mut files = Vec::new();
         for rank in 0..self.info.world_size {
-            let part = self.load(rank)?;
+            let part = self.part(rank)?;
             files.extend(
                 part.part()
                     .files()

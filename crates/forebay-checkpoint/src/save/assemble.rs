@@ -10,7 +10,7 @@ use super::plan::{torch_dtype, torch_shape};
 use super::seal::{ATTRIBUTE, Seal};
 use crate::commit::{Assembled, AttemptId, FileRef};
 use crate::manifest::{Builder, Info, Manifest, MemorySource, Structure, Value};
-use crate::model::{Chunk, PathStep};
+use crate::model::{Chunk, DataFile, PathStep};
 
 /// What the committer says of the save.
 #[derive(Clone, Debug)]
@@ -39,15 +39,21 @@ pub fn assemble(facts: &Facts, parts: &[Vec<u8>], manifest_name: String) -> Resu
     let source = MemorySource::new(manifest_name.clone(), bytes.clone());
     let manifest = Manifest::open(Arc::new(source), Some(&head.seal))?;
     let seal = Seal { attempt: facts.attempt, manifest: manifest_name, hash: head.seal };
-    let metadata = metadata(facts, &manifest, &seal)?;
-    let files = manifest.files()?.into_iter().map(|file| {
+    let files = manifest.files()?;
+    let metadata = metadata(facts, &manifest, &files, &seal)?;
+    let files = files.into_iter().map(|file| {
         let bytes = file.bytes.unwrap_or_default();
         FileRef { name: file.name, bytes }
     });
     Ok(Assembled { metadata, manifest: bytes, files: files.collect() })
 }
 
-fn metadata(facts: &Facts, manifest: &Manifest, seal: &Seal) -> Result<Vec<u8>> {
+fn metadata(
+    facts: &Facts,
+    manifest: &Manifest,
+    files: &[DataFile],
+    seal: &Seal,
+) -> Result<Vec<u8>> {
     let table = manifest.table();
     let mut chunks: Vec<Vec<Chunk>> = table.values().iter().map(|_| Vec::new()).collect();
     manifest.visit(|_, number, chunk| {
@@ -56,7 +62,6 @@ fn metadata(facts: &Facts, manifest: &Manifest, seal: &Seal) -> Result<Vec<u8>> 
         }
         Ok(())
     })?;
-    let files = manifest.files()?;
     let holder = |number: usize| match table.values().get(number).map(|named| &named.value) {
         Some(Value::Alias { of }) => table.find(of).map_or(number, |(other, _)| other as usize),
         _ => number,

@@ -66,7 +66,7 @@ fn metadata(
         Some(Value::Alias { of }) => table.find(of).map_or(number, |(other, _)| other as usize),
         _ => number,
     };
-    chunks.iter_mut().for_each(|own| keep_stock(own));
+    chunks.iter_mut().for_each(keep_stock);
     let mut writer = MetadataWriter::new(Vec::new())?;
     for (number, named) in table.values().iter().enumerate() {
         let value = table.values().get(holder(number)).map(|named| &named.value);

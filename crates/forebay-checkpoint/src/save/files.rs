@@ -154,8 +154,7 @@ fn cut_file(
     slot_bytes: u64,
 ) -> Vec<(Place, Use, Vec<MemoryRun>)> {
     let mut out = Vec::new();
-    let mut packs: [(Place, Vec<(usize, u64)>, Vec<MemoryRun>, u64); 2] =
-        [(Place::Device, Vec::new(), Vec::new(), 0), (Place::Host, Vec::new(), Vec::new(), 0)];
+    let mut packs = [Pack::new(Place::Device), Pack::new(Place::Host)];
     for item in file.items.iter().filter(|item| item.data_bytes > 0) {
         let Some(source) = sources.get(item.index) else { continue };
         if item.body_bytes > 0 || item.data_bytes > slot_bytes {
@@ -168,28 +167,38 @@ fn cut_file(
             }
             continue;
         }
-        let Some(pack) = packs.iter_mut().find(|pack| pack.0 == source.place) else { continue };
-        if pack.3 + item.data_bytes > slot_bytes {
-            flush(pack, &mut out);
+        let Some(pack) = packs.iter_mut().find(|pack| pack.place == source.place) else {
+            continue;
+        };
+        if pack.bytes + item.data_bytes > slot_bytes {
+            out.extend(pack.take());
         }
-        pack.1.push((item.index, item.data_bytes));
-        pack.2.push(MemoryRun { address: source.address, len: item.data_bytes });
-        pack.3 += item.data_bytes;
+        pack.items.push((item.index, item.data_bytes));
+        pack.runs.push(MemoryRun { address: source.address, len: item.data_bytes });
+        pack.bytes += item.data_bytes;
     }
-    packs.iter_mut().for_each(|pack| flush(pack, &mut out));
+    out.extend(packs.iter_mut().filter_map(Pack::take));
     out
 }
 
-fn flush(
-    pack: &mut (Place, Vec<(usize, u64)>, Vec<MemoryRun>, u64),
-    out: &mut Vec<(Place, Use, Vec<MemoryRun>)>,
-) {
-    if pack.1.is_empty() {
-        return;
+/// Small items that are staged as one piece.
+struct Pack {
+    place: Place,
+    items: Vec<(usize, u64)>,
+    runs: Vec<MemoryRun>,
+    bytes: u64,
+}
+
+impl Pack {
+    fn new(place: Place) -> Self {
+        Self { place, items: Vec::new(), runs: Vec::new(), bytes: 0 }
     }
-    let (items, runs) = (std::mem::take(&mut pack.1), std::mem::take(&mut pack.2));
-    pack.3 = 0;
-    out.push((pack.0, Use::Pack(items), runs));
+
+    /// What has come together, as a piece; nothing if nothing has.
+    fn take(&mut self) -> Option<(Place, Use, Vec<MemoryRun>)> {
+        let full = std::mem::replace(self, Self::new(self.place));
+        (!full.items.is_empty()).then_some((full.place, Use::Pack(full.items), full.runs))
+    }
 }
 
 /// Whether a segment is glue.

@@ -2,16 +2,13 @@
 //!
 //! What happens in which order:
 //!
-//! 1. A [`SavePlan`] says what this rank holds and writes; it is made once for a structure and used for each save of
-//! it.
+//! 1. A [`SavePlan`] says what this rank holds and writes; it is made once for a structure and used for each save.
 //! 2. [`Save::start`] lays out the files (sizes of objects may differ from save to save) and starts to stage the
-//! memory in
-//!    the pool at once: the caller waits for nothing but [`Save::wait_staged`].
+//!    memory in the pool at once: the caller waits for nothing but [`Save::wait_staged`].
 //! 3. A thread of its own meanwhile begins the attempt and creates the files, with room set aside. From then on staged
 //!    pieces are checksummed and written as they come, several files at a time.
 //! 4. The thread makes all files durable, contributes the rank's part, and waits for the commit, or is the one that
-//! makes it:
-//!    [`assemble`] turns the parts of all ranks into manifest and `.metadata`.
+//!    makes it: [`assemble`] turns the parts of all ranks into manifest and `.metadata`.
 //!
 //! A failure anywhere ends the attempt on all ranks with the same error; the step that was there before stays.
 

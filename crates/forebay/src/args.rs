@@ -6,6 +6,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use forebay_engine::{CacheChoice, PathChoice, THREADS_MAX};
 
+use crate::ckpt::Ckpt;
 use crate::select::{NamedRegion, ShardSpec};
 use crate::units::parse_size;
 use crate::verify::Expected;
@@ -58,6 +59,9 @@ pub(crate) enum Command {
     Load(Box<LoadArgs>),
     /// Show what a model holds: format, metadata, tensors
     Inspect(InspectArgs),
+    /// Checkpoints: list, check, write out, clean up
+    #[command(subcommand)]
+    Ckpt(Ckpt),
     /// Measure this machine
     #[command(subcommand)]
     Bench(Bench),

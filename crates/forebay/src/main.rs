@@ -5,6 +5,7 @@
 //! | [`args`] | the command line: flags, their environment variables, how values are spelled |
 //! | [`load`] | `forebay load`: from a path to the report |
 //! | [`inspect`] | `forebay inspect`: what a model holds |
+//! | [`ckpt`] | `forebay ckpt`: checkpoints listed, checked, written out, cleaned up |
 //! | [`mod@bench`] | `forebay bench`: rates beside the limits of the machine |
 //! | [`select`] | names, shards and regions: which bytes of a model are wanted |
 //! | [`targets`] | the memory that a load goes to |
@@ -24,6 +25,7 @@
 
 mod args;
 mod bench;
+mod ckpt;
 mod console;
 mod inspect;
 mod interrupt;
@@ -44,6 +46,7 @@ use clap::Parser;
 use forebay_error::{Category, Result};
 
 use args::{Bench, Cli, Command};
+use ckpt::Outcome;
 use console::Console;
 
 /// The data or the system is at fault.
@@ -68,7 +71,8 @@ fn main() -> ExitCode {
         return ExitCode::from(interrupt::exit_code(signal));
     }
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(Outcome::Good) => ExitCode::SUCCESS,
+        Ok(Outcome::Bad) => ExitCode::from(EXIT_FAULT),
         // Whoever read stdout has seen enough (`forebay inspect | head`).
         Err(error) if console.stdout_closed() => {
             tracing::debug!(%error, "stdout was closed");
@@ -84,12 +88,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: &Cli, console: &Console) -> Result<()> {
+fn run(cli: &Cli, console: &Console) -> Result<Outcome> {
     console::start_log(cli.global.verbose)?;
     interrupt::watch()?;
     match &cli.command {
-        Command::Load(args) => load::run(args, console),
-        Command::Inspect(args) => inspect::run(args, console),
-        Command::Bench(Bench::Load(args)) => bench::run(args, console),
+        Command::Load(args) => load::run(args, console)?,
+        Command::Inspect(args) => inspect::run(args, console)?,
+        Command::Bench(Bench::Load(args)) => bench::run(args, console)?,
+        Command::Ckpt(command) => return ckpt::run(command, console),
     }
+    Ok(Outcome::Good)
 }

@@ -18,9 +18,11 @@ mod hf;
 mod item;
 mod ours;
 mod verify;
+mod verify_ours;
 
 pub use catalog::{Opened, open_model};
 pub use verify::{Finding, Verdict};
+pub use verify_ours::{Fault, Verified, verify_folder};
 
 use crate::manifest::Info;
 use crate::model::{DataFile, Entry};

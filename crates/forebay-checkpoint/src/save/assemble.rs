@@ -48,7 +48,7 @@ pub fn assemble(facts: &Facts, parts: &[Vec<u8>], manifest_name: String) -> Resu
     Ok(Assembled { metadata, manifest: bytes, files: files.collect() })
 }
 
-fn metadata(
+pub(crate) fn metadata(
     facts: &Facts,
     manifest: &Manifest,
     files: &[DataFile],

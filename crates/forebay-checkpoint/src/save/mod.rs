@@ -20,9 +20,12 @@ mod run;
 mod seal;
 mod write;
 
+pub(crate) use assemble::metadata;
 pub use assemble::{Facts, assemble};
 pub use files::Source;
 pub use plan::{SaveItem, SavePlan, What};
+pub(crate) use plan::{torch_dtype, torch_shape};
+pub(crate) use seal::ATTRIBUTE;
 pub use seal::{OurMetadata, Seal};
 
 use std::any::Any;

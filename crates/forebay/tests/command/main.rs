@@ -8,6 +8,9 @@
 //! | `trouble` | refusals of the kernel, strangers' files, files that change, signals |
 //! | `bench` | the benchmark makes, measures and cleans up |
 //! | `checkpoints` | checkpoints of torch and files of torch.save |
+//! | `ckpt` | steps of a root listed, shown, pruned, collected |
+//! | `ckpt_verify` | damage of every kind, found and named |
+//! | `ckpt_export` | exports and comparisons |
 //! | `gpu` | loads to a GPU that the simulated driver plays |
 
 #![expect(
@@ -21,6 +24,10 @@
 mod battery;
 mod bench;
 mod checkpoints;
+mod ckpt;
+mod ckpt_export;
+mod ckpt_make;
+mod ckpt_verify;
 mod gpu;
 #[path = "../../../forebay-simgpu/harness.rs"]
 mod harness;

@@ -1,0 +1,356 @@
+//! One pass over all data files: large reads, one after the other in each file, by several threads.
+//!
+//! Bytes that were not in the page cache before are dropped from it behind the reader, so that checking a terabyte does
+//! not push out what others work with.
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_error::{Code, Error, Result};
+use forebay_format::crc::{crc32, crc32_join};
+use forebay_format::dcp::verify_tensor;
+use forebay_format::{OpenFile, parallel, shown};
+use forebay_topology::ResidencyMap;
+use forebay_topology::residency;
+
+use super::spans::{Item, Kind, Span, cut};
+use super::{Fault, Verified};
+use crate::manifest::{Manifest, Value};
+use crate::open::item::span;
+use crate::progress::Progress;
+
+/// Bytes that are read at once, unless one span has more.
+const JOB_BYTES: u64 = 4 << 20;
+
+/// The grid on which the page cache is asked and dropped: the kernel drops no folio by halves, and they have up to 4 MiB.
+const GRANULE_BYTES: u64 = 4 << 20;
+
+/// All files of a checkpoint, with what is in them.
+pub(super) struct Files<'m> {
+    files: Vec<FileOf<'m>>,
+}
+
+struct FileOf<'m> {
+    name: String,
+    bytes: u64,
+    crc: Option<u32>,
+    items: Vec<Item<'m>>,
+}
+
+impl<'m> Files<'m> {
+    /// Reads all parts of a manifest.
+    pub(super) fn gather(manifest: &'m Manifest) -> Result<Self> {
+        let mut files = Vec::new();
+        for rank in 0..manifest.info().world_size {
+            for file in manifest.part_files(rank)? {
+                let (name, bytes, crc) = (file.name, file.bytes, file.crc);
+                files.push(FileOf { name, bytes, crc, items: Vec::new() });
+            }
+        }
+        let values = manifest.table().values();
+        manifest.visit(|_, number, chunk| {
+            let file = files.get_mut(chunk.file as usize);
+            let (file, named) = file.zip(values.get(number as usize)).ok_or_else(|| {
+                Error::new(Code::InvalidMetadata, "a chunk of a value or file that is not there")
+            })?;
+            file.items.push(Item { named, chunk });
+            Ok(())
+        })?;
+        for file in &mut files {
+            file.items.sort_by_key(|item| (item.chunk.offset, item.chunk.length));
+        }
+        Ok(Self { files })
+    }
+
+    /// Their names.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().map(|file| file.name.as_str())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
+    }
+}
+
+/// A file that is there, cut in spans.
+struct Opened<'f> {
+    file: &'f FileOf<'f>,
+    open: OpenFile,
+    spans: Vec<Span>,
+    /// What was in the page cache before; `None` where that is not known.
+    cached: Option<ResidencyMap>,
+}
+
+/// Spans to read at once: (file, first, after the last).
+type Job = (usize, usize, usize);
+
+/// What a job found.
+#[derive(Default)]
+struct Seen {
+    faults: Vec<Fault>,
+    checked: u64,
+    unchecked: u64,
+    /// CRC-32 of all of its bytes.
+    crc: u32,
+    bytes: u64,
+}
+
+/// Compares every byte of every file.
+pub(super) fn check(
+    folder: &Path,
+    files: &Files<'_>,
+    progress: &impl Progress,
+    found: &mut Verified,
+) -> Result<()> {
+    found.files = files.files.len();
+    progress.total(files.bytes());
+    let opened: Vec<Opened<'_>> =
+        files.files.iter().filter_map(|file| open(folder, file, found)).collect();
+    let jobs = jobs_of(&opened);
+    let stop = AtomicBool::new(false);
+    let buffers = Mutex::new(Vec::new());
+    let results = parallel::map(&jobs, |&job| {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let seen = look(&opened, job, &buffers);
+        if let Err(ended) = progress.add(seen.bytes) {
+            stop.store(true, Ordering::Relaxed);
+            return Err(ended);
+        }
+        Ok(Some(seen))
+    });
+    let mut crcs = vec![0_u32; opened.len()];
+    for (&(file, ..), seen) in jobs.iter().zip(results) {
+        let Some(seen) = seen? else { continue };
+        found.checked_bytes += seen.checked;
+        found.unchecked_bytes += seen.unchecked;
+        seen.faults.into_iter().for_each(|fault| found.add(fault));
+        if let Some(crc) = crcs.get_mut(file) {
+            *crc = crc32_join(*crc, seen.crc, seen.bytes);
+        }
+    }
+    for (file, crc) in opened.iter().zip(crcs) {
+        file.finish(crc, found);
+    }
+    Ok(())
+}
+
+fn open<'f>(folder: &Path, file: &'f FileOf<'f>, found: &mut Verified) -> Option<Opened<'f>> {
+    let name = file.name.as_str();
+    let open = match open_file(folder, name) {
+        Ok(open) => open,
+        Err(error) => {
+            found.of_file(folder, name, error);
+            return None;
+        }
+    };
+    if open.size() != file.bytes {
+        let code = if open.size() < file.bytes { Code::Truncated } else { Code::InvalidItem };
+        let what = format!("has {} bytes, {} were written", open.size(), file.bytes);
+        found.of_file(folder, name, Error::new(code, what));
+    }
+    let path = shown(&open.path);
+    let spans = cut(&file.items, open.size(), |number, error| {
+        let Some(item) = file.items.get(number) else { return };
+        let error = error.at(&path).within(format!("{:?}", item.named.name));
+        let (name, offset) = (Some(item.named.name.clone()), Some(item.chunk.offset));
+        found.add(Fault { file: file.name.clone(), name, offset, error });
+    });
+    let cached = residency::map(&open.file, 0, open.size(), GRANULE_BYTES).ok();
+    let cached = cached.filter(|map| map.method != forebay_topology::Method::Unknown);
+    Some(Opened { file, open, spans, cached })
+}
+
+fn open_file(folder: &Path, name: &str) -> Result<OpenFile> {
+    forebay_format::dcp::metadata::check_relative_path(name)?;
+    OpenFile::open(&folder.join(name)).map_err(|error| match error.code() {
+        Code::NotFound => Error::new(Code::MissingFile, "the data file is not there")
+            .hint("copy it again from where the checkpoint is whole"),
+        _ => error,
+    })
+}
+
+fn jobs_of(opened: &[Opened<'_>]) -> Vec<Job> {
+    let mut jobs = Vec::new();
+    for (number, file) in opened.iter().enumerate() {
+        let (mut first, mut bytes) = (0, 0);
+        for (at, span) in file.spans.iter().enumerate() {
+            if bytes > 0 && bytes + span.len > JOB_BYTES {
+                jobs.push((number, first, at));
+                (first, bytes) = (at, 0);
+            }
+            bytes += span.len;
+        }
+        if bytes > 0 {
+            jobs.push((number, first, file.spans.len()));
+        }
+    }
+    jobs
+}
+
+fn look(opened: &[Opened<'_>], job: Job, buffers: &Mutex<Vec<Vec<u8>>>) -> Seen {
+    let (number, first, after) = job;
+    let Some(file) = opened.get(number) else { return Seen::default() };
+    let spans = file.spans.get(first..after).unwrap_or_default();
+    let pool = || buffers.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut buffer = pool().pop().unwrap_or_default();
+    let seen = file.look(spans, &mut buffer);
+    pool().push(buffer);
+    seen
+}
+
+impl Opened<'_> {
+    fn look(&self, spans: &[Span], buffer: &mut Vec<u8>) -> Seen {
+        let mut seen = Seen::default();
+        let (Some(first), Some(last)) = (spans.first(), spans.last()) else { return seen };
+        seen.bytes = last.offset + last.len - first.offset;
+        buffer.resize(seen.bytes as usize, 0);
+        if let Err(error) = self.open.read_exact_at(buffer, first.offset) {
+            // Which of them cannot be read is worth the second try.
+            for span in spans {
+                let part = buffer.get_mut(..span.len as usize).unwrap_or_default();
+                if let Err(error) = self.open.read_exact_at(part, span.offset) {
+                    seen.faults.push(self.fault(span, span.offset, error));
+                }
+            }
+            if seen.faults.is_empty() {
+                seen.faults.push(self.fault(first, first.offset, error));
+            }
+            return seen;
+        }
+        for span in spans {
+            let start = (span.offset - first.offset) as usize;
+            let bytes = buffer.get(start..start + span.len as usize).unwrap_or_default();
+            self.compare(span, bytes, &mut seen);
+        }
+        self.forget(first.offset, seen.bytes);
+        seen
+    }
+
+    fn compare(&self, span: &Span, bytes: &[u8], seen: &mut Seen) {
+        let result = match span.kind {
+            Kind::Block(crc) => self.compare_block(span, bytes, crc, seen),
+            kind => {
+                if self.file.crc.is_some() {
+                    seen.crc = crc32_join(seen.crc, crc32(bytes), span.len);
+                }
+                match kind {
+                    Kind::Gap => zeros(bytes),
+                    Kind::Head | Kind::Tail => self.compare_glue(span, bytes),
+                    Kind::Block(_) | Kind::Free => Ok(()),
+                }
+            }
+        };
+        match span.kind == Kind::Free && self.file.crc.is_none() {
+            true => seen.unchecked += span.len,
+            false => seen.checked += span.len,
+        }
+        if let Err((at, error)) = result {
+            seen.faults.push(self.fault(span, span.offset + at, error));
+        }
+    }
+
+    fn compare_block(&self, span: &Span, bytes: &[u8], crc: u32, seen: &mut Seen) -> Outcome {
+        let own = crc32(bytes);
+        if self.file.crc.is_some() {
+            seen.crc = crc32_join(seen.crc, own, span.len);
+        }
+        match own == crc {
+            true => Ok(()),
+            false => {
+                let what = format!(
+                    "{} bytes from byte {} on have the checksum {own:08x}, {crc:08x} was written",
+                    span.len, span.offset
+                );
+                Err((0, Error::new(Code::Checksum, what)))
+            }
+        }
+    }
+
+    /// Compares the archive around a tensor with what is written there.
+    fn compare_glue(&self, span: &Span, bytes: &[u8]) -> Outcome {
+        let Some(item) = self.file.items.get(span.item) else { return Ok(()) };
+        let Some((head, tail)) = item.glue() else {
+            return self.parse_glue(item).map_err(|error| (0, error));
+        };
+        let expected = if span.kind == Kind::Head { head } else { tail };
+        let pairs = expected.iter().zip(bytes);
+        let Some(at) = pairs.into_iter().position(|(a, b)| a != b) else { return Ok(()) };
+        let what = format!(
+            "byte {} of the archive around the tensor is not what was written",
+            span.offset + at as u64
+        );
+        Err((at as u64, Error::new(Code::InvalidItem, what)))
+    }
+
+    /// Of an archive that is not made as those of this version: that torch would read it.
+    fn parse_glue(&self, item: &Item<'_>) -> Result<()> {
+        match &item.named.value {
+            Value::Tensor(tensor) => {
+                let place = span(&item.chunk);
+                verify_tensor(&self.open, place, tensor.dtype, &item.chunk.region.sizes)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn fault(&self, span: &Span, offset: u64, error: Error) -> Fault {
+        let item = self.file.items.get(span.item).filter(|_| span.kind != Kind::Gap);
+        let name = item.map(|item| item.named.name.clone());
+        let mut error = error.at(shown(&self.open.path));
+        if let Some(name) = &name {
+            error = error.within(format!("{name:?}"));
+        }
+        Fault { file: self.file.name.clone(), name, offset: Some(offset), error }
+    }
+
+    /// Compares the whole; says where the file was changed meanwhile.
+    fn finish(&self, crc: u32, found: &mut Verified) {
+        let file = &self.file.name;
+        let whole = self.open.size() == self.file.bytes;
+        let known = found.faults.iter().any(|fault| fault.file == *file);
+        if let Some(wanted) = self.file.crc.filter(|&wanted| whole && !known && wanted != crc) {
+            let what = format!("the file has the checksum {crc:08x}, {wanted:08x} was written");
+            let error = Error::new(Code::Checksum, what).at(shown(&self.open.path));
+            found.add(Fault { file: file.clone(), name: None, offset: None, error });
+        }
+        if let Err(error) = self.open.check_unchanged() {
+            found.add(Fault { file: file.clone(), name: None, offset: None, error });
+        }
+        self.forget(0, self.open.size());
+    }
+
+    /// Drops from the page cache what was not in it before.
+    fn forget(&self, offset: u64, len: u64) {
+        let Some(cached) = &self.cached else { return };
+        let first = offset / GRANULE_BYTES;
+        let after = (offset + len).div_ceil(GRANULE_BYTES);
+        for granule in first..after {
+            let start = granule * GRANULE_BYTES;
+            if cached.is_resident_at(start) {
+                continue;
+            }
+            let len = std::num::NonZeroU64::new(GRANULE_BYTES);
+            let advice = rustix::fs::Advice::DontNeed;
+            if let Err(error) = rustix::fs::fadvise(&self.open.file, start, len, advice) {
+                tracing::debug!(%error, "pages not dropped");
+            }
+        }
+    }
+}
+
+/// What a comparison found: where in the span, and what.
+type Outcome = Result<(), (u64, Error)>;
+
+fn zeros(bytes: &[u8]) -> Outcome {
+    match bytes.iter().position(|&byte| byte != 0) {
+        None => Ok(()),
+        Some(at) => {
+            let what = "bytes between items are not zero";
+            Err((at as u64, Error::new(Code::InvalidItem, what)))
+        }
+    }
+}

@@ -21,9 +21,7 @@ _plain = st.one_of(
 _keys = st.one_of(st.text("abc.", min_size=1, max_size=3), st.integers(0, 20))
 _states = st.recursive(
     st.one_of(_tensor, _plain),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.dictionaries(_keys, inner, max_size=4)
-    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(_keys, inner, max_size=4)),
     max_leaves=25,
 )
 

@@ -83,7 +83,9 @@ def test_strided_shards_cover_everything_once(data: st.DataObject) -> None:
         assert held == torch.Size(local).numel()
 
 
-@pytest.mark.parametrize(("rows", "dp", "tp"), [(8, 2, 2), (9, 4, 2), (7, 2, 3), (5, 4, 4), (24, 3, 2)])
+@pytest.mark.parametrize(
+    ("rows", "dp", "tp"), [(8, 2, 2), (9, 4, 2), (7, 2, 3), (5, 4, 4), (24, 3, 2)]
+)
 def test_fsdp_over_tensor_parallelism_is_what_each_rank_really_holds(
     rows: int, dp: int, tp: int
 ) -> None:

@@ -180,7 +180,9 @@ def test_ragged_shards_with_padding_are_stored_without_it(tmp_path: Path) -> Non
 
 def test_shapes_that_ranks_disagree_on_are_named(tmp_path: Path) -> None:
     for said in harness.run(jobs.disagreeing_shapes, 2, str(tmp_path)):
-        assert "`w` is a tensor [2] of float32 on rank 0 and a tensor [3] of float32 on rank 1" in said
+        assert (
+            "`w` is a tensor [2] of float32 on rank 0 and a tensor [3] of float32 on rank 1" in said
+        )
 
 
 def test_stages_of_a_pipeline_hold_different_layers(tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ def test_names_on_one_side_only_are_errors_or_reported(saved: tuple[Path, dict[s
     path, state = saved
     with Checkpointer(path) as checkpoints:
         more = {"model": {**blank_model(), "extra": torch.ones(2)}, "lr": 0.5}
-        with pytest.raises(forebay.StructureMismatchError, match=r"lacks `lr`, `model.extra`|lacks"):
+        with pytest.raises(
+            forebay.StructureMismatchError, match=r"lacks `lr`, `model.extra`|lacks"
+        ):
             checkpoints.restore(more)
         assert more["model"]["weight"].abs().sum() == 0, "nothing is read before all is compared"
         report = checkpoints.restore(more, strict=False)

@@ -36,9 +36,7 @@ def test_torch_reads_every_dtype_and_shape_back(tmp_path: Path) -> None:
     shapes = [(), (1,), (0,), (3, 0, 2), (5, 7), (2, 3, 4, 5)]
     dtypes = [dtype for dtype in NAMES if "float4" not in str(dtype)]
     state: dict[str, Any] = {
-        f"{dtype}{list(shape)}": random_tensor(dtype, shape)
-        for dtype in dtypes
-        for shape in shapes
+        f"{dtype}{list(shape)}": random_tensor(dtype, shape) for dtype in dtypes for shape in shapes
     }
     with Checkpointer(tmp_path) as checkpoints:
         checkpoints.save(1, {"t": state}, blocking=True)
@@ -69,8 +67,10 @@ def test_views_are_saved_as_they_look(tmp_path: Path) -> None:
         checkpoints.save(1, state).wait()
         blank = {name: torch.full_like(one.contiguous(), 0) for name, one in state.items()}
         checkpoints.restore(blank)
-        backwards = {name: torch.zeros(one.shape[::-1], dtype=one.dtype).permute(
-            *range(one.dim())[::-1]) for name, one in state.items()}
+        backwards = {
+            name: torch.zeros(one.shape[::-1], dtype=one.dtype).permute(*range(one.dim())[::-1])
+            for name, one in state.items()
+        }
         checkpoints.restore(backwards)
     theirs = stock(tmp_path / "step-1", {n: torch.zeros_like(v) for n, v in blank.items()})
     for name, tensor in state.items():
@@ -526,5 +526,7 @@ def test_calls_that_make_no_sense_are_refused(tmp_path: Path) -> None:
 
 def test_torch_is_not_imported_before_it_is_needed() -> None:
     code = "import sys, forebay; print('torch' in sys.modules, 'Checkpointer' in dir(forebay))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.split()[0] == "False"

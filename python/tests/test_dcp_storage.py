@@ -14,6 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from ckpt_cases import harness, planned
 from support import NAMES, random_tensor, same
+from torch.distributed.checkpoint.api import CheckpointException
 
 import forebay
 from forebay.dcp import Reader, Stager, Writer
@@ -115,7 +116,7 @@ def test_a_writer_serves_several_folders_and_replaces_what_is_there(tmp_path: Pa
     reader = Reader(tmp_path / "a")
     dcp.load(found, storage_reader=reader, checkpoint_id=str(tmp_path / "b"))
     assert found["w"].tolist() == [1] * 3
-    with pytest.raises(Exception, match="already_exists"):
+    with pytest.raises(CheckpointException, match="already_exists"):
         dcp.save({"w": torch.ones(3)}, storage_writer=Writer(tmp_path / "b", overwrite=False))
     assert not Writer.validate_checkpoint_id("s3://b/x") and Writer.validate_checkpoint_id("/x")
 
@@ -170,13 +171,13 @@ def test_neither_metadata_nor_objects_are_executed(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / ".metadata").write_bytes(pickle.dumps(_Evil(mark), 4))
     (tmp_path / "m" / "__0.metadata").write_bytes(pickle.dumps(_Evil(mark), 4))
-    with pytest.raises(Exception, match="metadata"):
+    with pytest.raises(CheckpointException, match="metadata"):
         dcp.load({"w": torch.zeros(1)}, storage_reader=Reader(tmp_path / "m"))
     with pytest.raises(forebay.ForbiddenGlobalError):
         Reader(tmp_path / "m").read_metadata(rank=0)
     assert not mark.exists()
     dcp.save({"o": _Evil(mark)}, checkpoint_id=str(tmp_path / "o"))
-    with pytest.raises(Exception, match="forbidden_global"):
+    with pytest.raises(CheckpointException, match="forbidden_global"):
         dcp.load({"o": None}, storage_reader=Reader(tmp_path / "o"))
     assert not mark.exists()
     dcp.load({"o": None}, storage_reader=Reader(tmp_path / "o", weights_only=False))
@@ -190,11 +191,13 @@ def test_a_flipped_bit_is_found(tmp_path: Path) -> None:
     at = data.find(torch.arange(500.0, 510.0).numpy().tobytes())
     data[at + 2] ^= 1
     file.write_bytes(data)
-    with pytest.raises(Exception, match="checksum"):
+    with pytest.raises(CheckpointException, match="checksum"):
         dcp.load({"w": torch.zeros(1000)}, storage_reader=Reader(tmp_path))
 
 
-@pytest.mark.parametrize(("writer", "reader"), [("ours", "torch"), ("torch", "ours"), ("ours", "ours")])
+@pytest.mark.parametrize(
+    ("writer", "reader"), [("ours", "torch"), ("torch", "ours"), ("ours", "ours")]
+)
 @pytest.mark.parametrize("layout", ["rows", "both", "hybrid"])
 def test_ranks_save_and_other_ranks_load(
     tmp_path: Path, layout: str, writer: str, reader: str

@@ -11,9 +11,7 @@ not one a tensor.
 from __future__ import annotations
 
 import gc
-import importlib
 import weakref
-from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import monotonic, sleep
@@ -22,17 +20,13 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.staging import AsyncStager
 
-from forebay._ckpt.held import is_dtensor, is_sharded_tensor, local_of
-from forebay._errors import make, quoted, usage
-
-#: Tensors start at multiples of this.
-ALIGN_BYTES = 512
+from forebay._errors import make, usage
+from forebay.dcp._staged import Staged, aligned, cut, plan_of
 
 #: How long `stage` waits for a block.
 WAIT_SECONDS = 600.0
 
 _LOOK_SECONDS = 0.005
-_DEPTH_MAX = 100
 
 #: torch types little of it.
 _cuda: Any = torch.cuda
@@ -74,7 +68,7 @@ class Stager(AsyncStager):
         self._kept: list[_Block] = []
         self._executor: ThreadPoolExecutor | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
-        self._pending: Future[dict[str, Any]] | None = None
+        self._pending: Future[Staged] | None = None
 
     @property
     def should_synchronize_after_execute(self) -> bool:
@@ -84,13 +78,12 @@ class Stager(AsyncStager):
     def stage(self, state_dict: dict[str, Any]) -> Any:
         """A copy of the state in host memory, or a future of it."""
         self.synchronize_staging()
-        tensors: list[torch.Tensor] = []
-        staged = _Copy(tensors).of(state_dict, 0)
-        block = self._take(sum(_aligned(tensor.nbytes) for tensor in tensors))
-        views = _cut(block.bytes, tensors)
-        events = self._copy(tensors, views)
+        plan = plan_of(state_dict)
+        block = self._take(sum(aligned(tensor.nbytes) for tensor in plan.tensors))
+        views = cut(block.bytes, plan.forms)
+        events = self._copy(plan.tensors, views)
         block.lent = [weakref.ref(view) for view in views]
-        built = staged(iter(views))
+        built = Staged(plan, block.bytes, views)
         del views
         if not self.asynchronous:
             for event in events:
@@ -183,7 +176,7 @@ class Stager(AsyncStager):
         self._streams.clear()
 
 
-def _settled(built: dict[str, Any], events: list[torch.cuda.Event]) -> dict[str, Any]:
+def _settled(built: Staged, events: list[torch.cuda.Event]) -> Staged:
     for event in events:
         event.synchronize()
     return built
@@ -193,114 +186,3 @@ def _register(memory: torch.Tensor) -> bool:
     """Pins memory that is there. False if the driver says no: copies are slower then."""
     result = _cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
     return int(result) == 0
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGN_BYTES) * ALIGN_BYTES
-
-
-def _cut(block: torch.Tensor, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    views = []
-    at = 0
-    for tensor in tensors:
-        size = tensor.nbytes
-        views.append(block[at : at + size].view(tensor.dtype).view(tensor.shape))
-        at += _aligned(size)
-    return views
-
-
-#: Makes a value from the next of the copies.
-_Build = Callable[[Any], Any]
-
-
-class _Copy:
-    """Goes through a state: lists its tensors, each once, and remembers how to build the same state from their copies."""
-
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
-        self._tensors = tensors
-        #: Place in the list, by what identifies the memory: tied tensors stay tied.
-        self._seen: dict[Any, int] = {}
-        self._copies: list[torch.Tensor] = []
-
-    def of(self, value: Any, depth: int) -> _Build:
-        """How to build a copy of a whole state."""
-        build = self._value(value, depth)
-
-        def built(copies: Any) -> Any:
-            self._copies = list(copies)
-            made = build(None)
-            self._copies = []
-            return made
-
-        return built
-
-    def _value(self, value: Any, depth: int) -> _Build:
-        if depth > _DEPTH_MAX:
-            raise usage(f"the state is nested deeper than {_DEPTH_MAX}", "is it a cycle?")
-        if is_dtensor(value):
-            return self._dtensor(value)
-        if is_sharded_tensor(value):
-            what = "a ShardedTensor is not staged"
-            raise make("unsupported", what, None, ["use DTensor state dicts, or torch's stager"])
-        if isinstance(value, torch.Tensor):
-            return self._tensor(value)
-        if isinstance(value, Mapping):
-            inner = [(key, self._value(one, depth + 1)) for key, one in value.items()]
-            return lambda _: {key: build(None) for key, build in inner}
-        if isinstance(value, list | tuple):
-            return self._row(value, depth)
-        copied = importlib.import_module("copy").deepcopy(value)
-        return lambda _: copied
-
-    def _row(self, value: list[Any] | tuple[Any, ...], depth: int) -> _Build:
-        inner = [self._value(one, depth + 1) for one in value]
-        if isinstance(value, list):
-            return lambda _: [build(None) for build in inner]
-        if hasattr(value, "_fields"):
-            kind = type(value)
-            return lambda _: kind(*(build(None) for build in inner))
-        return lambda _: tuple(build(None) for build in inner)
-
-    def _tensor(self, value: torch.Tensor) -> _Build:
-        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
-            kind = "meta" if value.is_meta else "quantized" if value.is_quantized else "sparse"
-            raise make("unsupported", f"a {kind} tensor is not staged: {quoted(value.shape)}")
-        plain = value.detach()
-        key = (
-            plain.untyped_storage()._cdata,
-            plain.storage_offset(),
-            plain.dtype,
-            plain.shape,
-            plain.stride(),
-        )
-        at = self._seen.get(key)
-        if at is None:
-            at = self._seen[key] = len(self._tensors)
-            self._tensors.append(plain)
-        place = at
-        fields = {
-            name: getattr(value, name)
-            for name in ("global_shape", "global_offsets", "local_offsets", "local_sizes")
-            if hasattr(value, name)
-        }
-
-        def build(_: Any) -> torch.Tensor:
-            made = self._copies[place]
-            for name, field_ in fields.items():
-                setattr(made, name, field_)
-            return made
-
-        return build
-
-    def _dtensor(self, value: Any) -> _Build:
-        local = self._tensor(local_of(value))
-        kind = type(value)
-        mesh, placements = value.device_mesh, value.placements
-        shape, stride = value.shape, value.stride()
-
-        def build(_: Any) -> Any:
-            return kind.from_local(
-                local(None), mesh, placements, run_check=False, shape=shape, stride=stride
-            )
-
-        return build

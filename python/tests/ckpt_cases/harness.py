@@ -33,10 +33,10 @@ def run(case: Callable[..., Any], world: int, *arguments: Any, store: bool = Tru
     ranks = []
     for rank in range(world):
         ours, theirs = _context.Pipe(duplex=False)
+        # No daemon: a rank may start a process of its own.
         process = _context.Process(
             target=_entry,
             args=(rank, world, master.port if store else 0, theirs, case, arguments),
-            daemon=True,
         )
         process.start()
         theirs.close()
@@ -110,5 +110,3 @@ def recorded() -> Iterator[list[str]]:
         texts: list[str] = []
         yield texts
         texts += [str(one.message) for one in caught]
-
-

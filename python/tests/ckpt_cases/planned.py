@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from ckpt_cases import meshes
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
 from forebay.dcp import Reader, Stager, Writer
@@ -62,9 +63,8 @@ def asynchronous(rank: int, folder: str, mode: str) -> int:
         else:
             futures.append(answer)
         state["scalar"].fill_(-5)
-        if process:
-            # The other process takes one state at a time.
-            futures[-1].result(120)
+        # torch's collectives of two saves at a time would meet each other.
+        futures[-1].result(120)
     blocks = len(stager._kept)
     for future in futures:
         future.result(120)
@@ -133,7 +133,7 @@ def interrupted(rank: int, folder: str) -> str:
     error = ""
     try:
         dcp.save(state, storage_writer=Writer(folder), planner=Planner())
-    except Exception as raised:  # noqa: BLE001
+    except CheckpointException as raised:
         error = str(raised)
     for reader in ("ours", "torch"):
         load(rank, folder, "columns", reader)

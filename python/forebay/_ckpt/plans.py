@@ -45,7 +45,7 @@ COMPARED_TOTAL_BYTES = 16 << 20
 Item = tuple[str, Path, int, str | None, Any, Any, Any, bool]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Own:
     """The per-rank values of this rank, flat, with all that is needed to write them."""
 
@@ -59,7 +59,7 @@ class Own:
         return [self.flat.names, kinds]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Plan:
     """A structure, as this rank has it."""
 

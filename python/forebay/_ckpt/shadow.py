@@ -23,7 +23,7 @@ MARGIN_SHARE = 16
 MARGIN_BYTES = 1 << 30
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Shadow:
     """Kept copies of tensors of one device."""
 

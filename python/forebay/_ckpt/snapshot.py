@@ -29,7 +29,7 @@ HOST_SHADOW_BYTES = 1 << 30
 HOST = torch.device("cpu")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Snapshot:
     """Memory to be written, in the order of the items."""
 
@@ -45,7 +45,7 @@ class Snapshot:
     settled: bool
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Snapshots:
     """Makes snapshots; keeps the memory of shadows from one to the next."""
 

@@ -27,7 +27,7 @@ TENSOR, OBJECT = 0, 1
 _SHOWN = 8
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Piece:
     """A region to be read, and the memory it belongs into."""
 

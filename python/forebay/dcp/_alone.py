@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata
 
-from forebay._errors import make
+from forebay._errors import Error, make
 
 #: What metadata may name: torch's own classes for it, its dtypes, and paths. None of them does anything when it is made.
 _ALLOWED_MODULES = (
@@ -60,6 +60,8 @@ def read_metadata(path: Path) -> Metadata:
         raise make("not_found", "no metadata", str(path)) from error
     try:
         found = _MetadataUnpickler(io.BytesIO(data)).load()
+    except Error as error:
+        raise make(error.code, error.what, str(path)) from error
     except (pickle.UnpicklingError, EOFError, AttributeError, ValueError, TypeError) as error:
         what = f"metadata cannot be read: {error}"
         raise make("invalid_metadata", what, str(path)) from error

@@ -47,7 +47,7 @@ class _Sharded:
     stride: tuple[int, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Plan:
     """What a state consists of."""
 

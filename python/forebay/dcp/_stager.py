@@ -32,7 +32,7 @@ _LOOK_SECONDS = 0.005
 _cuda: Any = torch.cuda
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Block:
     """Memory of one staged state."""
 

@@ -15,14 +15,26 @@ use super::record::{Decision, Failure, encode};
 const ABORT_TRIES: u32 = 4;
 
 impl Attempt {
-    /// Fails the attempt for every rank and removes this rank's data. Returns the error, for the caller to raise.
+    /// Fails the attempt for every rank and removes this rank's data. Returns the error, for the caller to raise: that of
+    /// the rank which failed first.
     pub fn fail(mut self, error: Error) -> Error {
         let failure = Failure::of(self.spec.rank, &error);
         self.tell(&Hint::Failed(failure.clone()));
         match self.abort(&failure) {
-            Ok(Decision::Abort(_)) => self.discard(),
+            Ok(Decision::Abort(first)) => {
+                self.discard();
+                if first != failure {
+                    return first.to_error();
+                }
+            }
             Ok(Decision::Commit(_)) => tracing::warn!("a rank failed after all had their parts"),
-            Err(also) => tracing::warn!(error = %also, "a failure could not be written down"),
+            Err(also) => {
+                tracing::warn!(error = %also, "a failure could not be written down");
+                if self.spec.world == 1 {
+                    // Nobody else can commit it. On a full disk this is what makes room.
+                    self.discard();
+                }
+            }
         }
         error
     }

@@ -14,6 +14,9 @@ use super::files::{Files, Handle};
 use super::root::{Root, split};
 use crate::object::DataObject;
 
+/// Without fallocate, room up to this is made by writing zeros: the records that tell of a full disk depend on theirs.
+const FILLED_BYTES_MAX: u64 = 64 << 10;
+
 /// A file that is being written.
 struct DataFile {
     files: Arc<dyn Files>,
@@ -59,8 +62,26 @@ impl PosixStore {
         if free.is_ok_and(|free| free.f_bavail.saturating_mul(free.f_frsize) < bytes) {
             return Err(self.no_room(key, bytes, None));
         }
+        if bytes <= FILLED_BYTES_MAX {
+            return self.fill(handle, bytes as usize).map_err(|errno| match errno {
+                Errno::NOSPC | Errno::DQUOT | Errno::FBIG => self.no_room(key, bytes, Some(errno)),
+                _ => self.failed("cannot set room aside for", key, errno),
+            });
+        }
         let set = self.files.set_len(handle, bytes);
         set.map_err(|errno| self.failed("cannot set the length of", key, errno))
+    }
+
+    fn fill(&self, handle: &Handle, len: usize) -> Result<(), Errno> {
+        let mut left: &[u8] = &vec![0; len];
+        while !left.is_empty() {
+            match self.files.write_at(handle, left, (len - left.len()) as u64) {
+                Ok(0) => return Err(Errno::IO),
+                Ok(written) => left = left.get(written..).unwrap_or_default(),
+                Err(error) => return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+            }
+        }
+        Ok(())
     }
 
     fn no_room(&self, key: &str, bytes: u64, errno: Option<Errno>) -> Error {

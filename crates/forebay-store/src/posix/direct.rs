@@ -76,7 +76,7 @@ fn open(file: &File) -> Option<File> {
 }
 
 /// Whether a file lies in memory. There fallocate fills every page with zeros, one file after another, which takes as
-/// long as writing them does from many threads: room is only compared with what is free.
+/// long as writing them does from many threads: room for much is only compared with what is free.
 pub(crate) fn is_in_memory(file: &File) -> bool {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     let profile = forebay_topology::file_profile(file, Path::new(&path));

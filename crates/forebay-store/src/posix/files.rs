@@ -45,7 +45,7 @@ pub(crate) trait Files: Send + Sync {
     fn write_at(&self, handle: &Handle, bytes: &[u8], offset: u64) -> io::Result<usize>;
     /// A hint to start writing a range to the device.
     fn flush_soon(&self, handle: &Handle, offset: u64, len: u64);
-    /// fallocate, which sets the length too; not in memory, where it would fill the file with zeros.
+    /// fallocate, which sets the length too; not of much in memory, where it would fill the file with zeros.
     fn reserve(&self, handle: &Handle, len: u64) -> Result<(), Errno>;
     /// ftruncate.
     fn set_len(&self, handle: &Handle, len: u64) -> Result<(), Errno>;
@@ -66,6 +66,10 @@ pub(crate) trait Files: Send + Sync {
     /// Opens or makes a file and tries to lock it (flock), without waiting.
     fn try_lock(&self, path: &str) -> Result<Locked, Errno>;
 }
+
+/// What is no longer is set aside in memory too: filling it with zeros takes a tenth of a millisecond, and the records that
+/// tell of a full disk depend on it.
+const RESERVED_IN_MEMORY: u64 = 1 << 20;
 
 /// The kernel's own.
 pub(crate) struct RealFiles {
@@ -105,7 +109,7 @@ impl Files for RealFiles {
 
     fn reserve(&self, handle: &Handle, len: u64) -> Result<(), Errno> {
         rustix::io::retry_on_intr(|| {
-            if is_in_memory(&handle.file) {
+            if len > RESERVED_IN_MEMORY && is_in_memory(&handle.file) {
                 return Err(Errno::OPNOTSUPP);
             }
             rustix::fs::fallocate(&handle.file, FallocateFlags::empty(), 0, len)

@@ -117,4 +117,8 @@ fn without_fallocate_the_length_is_set_and_the_room_compared() {
     let error = store.create_data("e", 1 << 60).map(|_| ()).unwrap_err();
     assert_eq!(error.code(), Code::NoSpace);
     assert_eq!(names(&fixture), ["d"]);
+    // Little room is made by writing, so that it is really there.
+    store.create_data("small", 4096).unwrap();
+    let blocks = std::fs::metadata(fixture.folder.path().join("small")).unwrap();
+    assert_eq!((blocks.len(), fixture.files.count(Call::SetLen)), (4096, 1));
 }

@@ -31,6 +31,7 @@ from forebay._ckpt.ranks import Ranks, describe, raise_any
 from forebay._ckpt.share import assign
 from forebay._errors import Error, make, quoted
 
+#: Kinds of values; the third is another name of one.
 TENSOR, OBJECT, ALIAS = 0, 1, 2
 
 #: Names in a message.
@@ -186,10 +187,8 @@ def agree(ranks: Ranks, told: Told, reread: Callable[[dict[str, int]], Descripti
 
 
 def _alone(told: Told) -> Agreed:
-    entries = told.description.entries
-    ties = {name: True for name, entry in entries.items() if entry.kind == ALIAS}
     # Nothing to compare with: the empty hash says so.
-    return Agreed("", told.first, {}, ties, [])
+    return Agreed("", told.first, {}, {}, [])
 
 
 def _checksum(checksums: dict[str, int]) -> int:

@@ -23,6 +23,7 @@ from forebay._ckpt.nodeshare import SHARED_BYTES, Job, Want, read_together
 from forebay._ckpt.objects import unpack
 from forebay._ckpt.optimizers import is_fresh, state_for
 from forebay._ckpt.plans import PER_RANK
+from forebay._ckpt.quiet import quiet
 from forebay._ckpt.ranks import Ranks
 from forebay._ckpt.settings import Progress, parse_step
 from forebay._ckpt.snapshot import HOST
@@ -124,14 +125,16 @@ def restore(request: Request, ranks: Ranks, step: int) -> RestoreReport:
     failure: BaseException | None = None
     work: _Work | None = None
     try:
-        work = _Work(request, ranks, step)
+        with quiet():
+            work = _Work(request, ranks, step)
     except Exception as error:  # noqa: BLE001
         failure = error
     # Reading together is collective: all are there, or none reads.
     _all_well(ranks, failure)
     assert work is not None
     try:
-        work.read()
+        with quiet():
+            work.read()
     except Exception as error:  # noqa: BLE001
         failure = error
     _all_well(ranks, failure)
@@ -283,14 +286,13 @@ class _Work:
     def _fill(self, device: torch.device, pieces: list[Piece], total: int) -> None:
         known = device.type in ("cpu", "cuda")
         name = f"cuda:{device.index}" if device.type == "cuda" else "host"
-        memory = []
-        for piece in pieces:
-            target = piece.memory
-            if known and target.is_contiguous() and not target.is_neg() and not target.is_conj():
-                memory.append(target.detach())
-            else:
-                kind = device if known else HOST
-                memory.append(torch.empty(target.shape, dtype=target.dtype, device=kind))
+        kind = device if known else HOST
+        memory = [
+            piece.memory
+            if known and _can_be_filled(piece.memory)
+            else torch.empty(piece.memory.shape, dtype=piece.memory.dtype, device=kind)
+            for piece in pieces
+        ]
         report = read_regions(
             self.checkpoint,
             [(piece.entry, *piece.region) for piece in pieces],
@@ -302,7 +304,7 @@ class _Work:
         self.report.transfers.append(report)
         with torch.no_grad():
             for piece, filled in zip(pieces, memory, strict=True):
-                if filled.data_ptr() != piece.memory.data_ptr():
+                if filled is not piece.memory:
                     piece.memory.copy_(filled)
         self.report.bytes += sum(piece.memory.nbytes for piece in pieces)
 
@@ -346,6 +348,10 @@ class _Work:
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(map(quoted, names[:_SHOWN])) + more
+
+
+def _can_be_filled(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
 def read_regions(

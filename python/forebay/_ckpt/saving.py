@@ -8,7 +8,6 @@ known.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import logging
@@ -17,8 +16,7 @@ import platform
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -32,6 +30,7 @@ from forebay._ckpt.handle import Report, Running, SaveHandle, Watcher
 from forebay._ckpt.held import Describer
 from forebay._ckpt.objects import Stored, pack
 from forebay._ckpt.plans import Own, Plan
+from forebay._ckpt.quiet import quiet
 from forebay._ckpt.ranks import Ranks
 from forebay._ckpt.settings import STAGING_BYTES, Settings
 from forebay._ckpt.snapshot import Snapshot, Snapshots, device_of
@@ -95,7 +94,7 @@ class Run:
         if not self._make_way():
             return SaveHandle(step, None, {"counter": self._counter}, skipped=True)
         waited = perf_counter()
-        with _quiet():
+        with quiet():
             plan, tensors, objects, new = self._prepare(step, state, per_rank)
         planned = perf_counter()
         snapshot = self._snapshot(tensors, blocking)
@@ -277,7 +276,8 @@ class Run:
         ranks = self.ranks
         first = not self._agreed
         error = _as_error(failure)
-        description = Description() if plan is None else plans.description(plan)
+        lone = plan is None or ranks.alone
+        description = Description() if plan is None or lone else plans.description(plan)
         digest = "alone" if ranks.alone else _digest(description)
         known = self._agreed.get(digest)
         if plan is not None and known is not None and not ranks.alone:
@@ -287,12 +287,12 @@ class Run:
             ranks.meet(f"{self._run_id}/{self._counter}", PATIENCE_SECONDS, _left_alone)
         told = Told(
             description,
-            {} if plan is None or ranks.alone else plans.checksums(plan, values, packed),
+            {} if plan is None or lone else plans.checksums(plan, values, packed),
             plans.element_bytes,
             step,
             error,
             {"run": secrets.token_hex(4)} if first else {},
-            {} if plan is None else plans.readings(plan),
+            {} if plan is None or lone else plans.readings(plan),
         )
         try:
             agreed = agree(
@@ -305,6 +305,8 @@ class Run:
         plan = _some(plan)
         if first:
             self._open(str(agreed.first["run"]), device_of([values[at] for at in plan.tensors]))
+        if ranks.alone:
+            agreed.ties = {plan.names[plan.tensors[at]]: True for at in plan.ties}
         plan.agreed = agreed
         ranks.raise_first(self._lay_out(plan, own))
         self._agreed[digest] = agreed
@@ -465,16 +467,3 @@ def _listed(directory: Path) -> list[str]:
         return os.listdir(directory)
     except OSError:
         return []
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Planning makes many small objects and drops few: the garbage collector would look through all of them in vain,
-    several times."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import torch
@@ -165,16 +164,17 @@ def _add_tensors(
     ties = find_ties(names, memory)
     filled: set[int] = set()
     for at, (place, held) in enumerate(tensors):
-        first = ties.get(at, at)
-        if first in filled:
-            continue
-        filled.add(first)
+        if ties:
+            first = ties.get(at, at)
+            if first in filled:
+                continue
+            filled.add(first)
         number = contents.by_name[flat.names[place]]
         for region, piece in zip(held.regions, memory[at], strict=True):
-            if prod(region[1]):
+            if 0 not in region[1]:
                 targets.pieces.append(Piece(number, region, piece))
     for at in range(len(tensors), len(both)):
-        if ties.get(at, at) not in filled:
+        if not ties or ties.get(at, at) not in filled:
             targets.missing.append(names[at])
 
 

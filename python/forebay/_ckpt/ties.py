@@ -83,8 +83,8 @@ def _plainly_apart(memory: Sequence[Sequence[torch.Tensor]]) -> bool:
     sizes = [piece.nbytes for piece in flat]
     if len(flat) < len(memory) or not all(sizes) or not all(one.is_contiguous() for one in flat):
         return False
-    spans = sorted(zip(starts, sizes, strict=True))
-    return all(one[0] + one[1] <= other[0] for one, other in pairwise(spans))
+    order = sorted(range(len(flat)), key=starts.__getitem__)
+    return all(starts[one] + sizes[one] <= starts[other] for one, other in pairwise(order))
 
 
 def _strided(piece: torch.Tensor, start: int, leaf: int) -> _Span:

@@ -1,8 +1,8 @@
 //! Two checkpoints compared, tensor by tensor, through bounded memory; each side may be any model.
 //!
-//! Elements are equal if their bits are: NaN equals the same NaN, and 0 is not -0 (a difference of nothing). Tensors of
-//! different types or sides are not looked into. Objects that are plain data are compared as JSON, in which the order of
-//! the keys of a dict says nothing and a tuple is a list; others by the bytes of their archives.
+//! Elements are equal if their bits are: NaN equals the same NaN, and 0 is not -0 (a difference of nothing). Tensors
+//! of different types or sides are not looked into. Objects that are plain data are compared as JSON, in which the
+//! order of the keys of a dict says nothing and a tuple is a list; others by the bytes of their archives.
 
 mod elements;
 mod objects;

@@ -11,8 +11,8 @@ pub struct Difference {
     pub elements: u64,
     /// Those whose bits differ.
     pub differing: u64,
-    /// Of floats of 16, 32 and 64 bits: the largest difference among the elements that are finite on both sides; `None` for
-    /// other types, and where no such element differs.
+    /// Of floats of 16, 32 and 64 bits: the largest difference among the elements that are finite on both sides;
+    /// `None` for other types, and where no such element differs.
     pub max_abs: Option<f64>,
     /// Of those: elements that differ and are infinite or NaN on one side at least.
     pub not_finite: u64,

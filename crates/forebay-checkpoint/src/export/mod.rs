@@ -1,14 +1,15 @@
-//! From a checkpoint to files that everybody reads: safetensors as Hugging Face lays them out, or one file of `torch.save`.
+//! From a checkpoint to files that everybody reads: safetensors as Hugging Face lays them out, or one file of
+//! `torch.save`.
 //!
 //! Tensors go through bounded memory, a few boxes of 32 MiB at a time ([`MEMORY_BYTES`]), read by the engine with every
 //! checksum compared and written as they come. The file or model appears at the end, whole, or not at all.
 //!
-//! **Two names for one tensor.** Safetensors have no such thing. As `save_model` of that library does, the bytes are written
-//! once, under the first of the names, and the metadata says `{left out: written}`; with [`Aliases::Copy`] each name has
-//! bytes of its own. In a file of torch both names share one storage, as they did when they were saved.
+//! **Two names for one tensor.** Safetensors have no such thing. As `save_model` of that library does, the bytes are
+//! written once, under the first of the names, and the metadata says `{left out: written}`; with [`Aliases::Copy`]
+//! each name has bytes of its own. In a file of torch both names share one storage, as they did when they were saved.
 //!
-//! **Objects** (what is no tensor) have no place in safetensors and are told as left out. In a file of torch they are what
-//! they were, as far as they are plain data (numbers, texts, lists, tuples, dicts); nothing is ever executed.
+//! **Objects** (what is no tensor) have no place in safetensors and are told as left out. In a file of torch they are
+//! what they were, as far as they are plain data (numbers, texts, lists, tuples, dicts); nothing is ever executed.
 
 mod cast;
 mod pickle;
@@ -96,8 +97,8 @@ pub struct Exported {
 
 /// Writes what is at `path` (a checkpoint, or any model) to `to`.
 ///
-/// Errors: those of reading, among them `checksum`; `usage` for names that a rule makes twice or empty, and where nothing is
-/// selected; `already_exists`; `unsupported` for a dtype that the format lacks; those of writing.
+/// Errors: those of reading, among them `checksum`; `usage` for names that a rule makes twice or empty, and where
+/// nothing is selected; `already_exists`; `unsupported` for a dtype that the format lacks; those of writing.
 pub fn export(
     path: &Path,
     to: &Path,

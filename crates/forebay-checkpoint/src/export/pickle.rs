@@ -60,8 +60,8 @@ fn int_tuple(out: &mut Vec<u8>, values: &[u64]) {
     out.push(TUPLE);
 }
 
-/// A tensor of sides `shape`, row-major, at the start of storage `key`: what `torch._utils._rebuild_tensor_v2` is called
-/// with; types without a class of storages have bytes as storage and go to `_rebuild_tensor_v3`.
+/// A tensor of sides `shape`, row-major, at the start of storage `key`: what `torch._utils._rebuild_tensor_v2` is
+/// called with; types without a class of storages have bytes as storage and go to `_rebuild_tensor_v3`.
 pub(super) fn tensor(out: &mut Vec<u8>, dtype: TorchDtype, shape: &[u64], key: usize) {
     let elements = shape.iter().fold(1_u64, |product, &side| product.saturating_mul(side));
     let class = storage_class(dtype);
@@ -222,7 +222,17 @@ impl Copy<'_, '_> {
         self.out.extend_from_slice(&[TUPLE, REDUCE]);
     }
 
-    /// An OrderedDict, or a `torch.Size`; all else is refused, whether its call is harmless or not.
+    /// Whether a value is a tuple of texts.
+    fn is_text(&self, value: Value) -> bool {
+        match self.graph.node(value) {
+            Node::Tuple(mut items) => {
+                items.all(|item| matches!(self.graph.node(item), Node::Str(_)))
+            }
+            _ => false,
+        }
+    }
+
+    /// An OrderedDict, a `torch.Size` or bytes; all else is refused, whether its call is harmless or not.
     fn call(&mut self, value: Value, call: &Object, depth: usize) -> Result<(), String> {
         let graph = self.graph;
         if let Some(why) = graph.forbidden(value) {
@@ -238,6 +248,13 @@ impl Copy<'_, '_> {
             }
             Some(("torch", "Size")) => {
                 global(&mut self.out, "torch", "Size");
+                self.value(call.args, depth + 1)?;
+                self.out.push(REDUCE);
+                Ok(())
+            }
+            // Bytes, as protocol 2 has them.
+            Some(("_codecs", "encode")) if self.is_text(call.args) => {
+                global(&mut self.out, "_codecs", "encode");
                 self.value(call.args, depth + 1)?;
                 self.out.push(REDUCE);
                 Ok(())
@@ -271,6 +288,7 @@ mod tests {
         text(&mut value, "rest");
         value.extend_from_slice(&[EMPTY_LIST, MARK, NONE, NEWTRUE, NEWFALSE]);
         value.extend_from_slice(b"J\xff\xff\xff\xff");
+        value.extend_from_slice(b"c_codecs\nencode\n(X\x02\0\0\0a\x00X\x06\0\0\0latin1tR");
         value.extend_from_slice(ORDERED_DICT);
         value.extend_from_slice(&[MARK, b'K', 1, b'K', 2, SETITEMS, APPENDS, SETITEMS]);
         assert_eq!(copied(&value).unwrap(), value);
@@ -283,6 +301,7 @@ mod tests {
         assert!(why(b"cposix\nsystem\n").contains("posix.system"));
         let deep = [vec![b'('; 200], vec![TUPLE; 200]].concat();
         assert!(why(&deep).contains("deep"));
+        assert!(why(b"c_codecs\nencode\n(K\x01tR").contains("_codecs.encode"));
         assert_eq!(copied(b")").unwrap(), [MARK, TUPLE]);
     }
 }

@@ -1,8 +1,8 @@
 //! Rules that give tensors other names: `OLD=NEW`.
 //!
-//! Without a `*`, OLD is a whole name, or with a dot at its end the start of names. A `*` in OLD stands for any text, as
-//! short as the rest allows; the stars of NEW take those texts in their order, and NEW may have fewer. The first rule
-//! that fits a name counts.
+//! Without a `*`, OLD is a whole name, or with a dot at its end the start of names. A `*` in OLD stands for any text,
+//! as short as the rest allows; the stars of NEW take those texts in their order, and NEW may have fewer. The first
+//! rule that fits a name counts.
 //!
 //! ```text
 //! model.=                           model.embed.weight    -> embed.weight

@@ -24,8 +24,8 @@ pub(super) struct State {
 impl State {
     /// Puts a value where its way leads.
     ///
-    /// Errors: `structure_mismatch` where two values would be at one place or one inside of the other; `unsupported` for a
-    /// way that is too long, or a list.
+    /// Errors: `structure_mismatch` where two values would be at one place or one inside of the other; `unsupported`
+    /// for a way that is too long, or a list.
     pub(super) fn put(&mut self, path: &[PathStep], value: Vec<u8>) -> Result<()> {
         if path.len() > MAX_DEPTH {
             return Err(Error::new(Code::Unsupported, "the state is nested too deep"));

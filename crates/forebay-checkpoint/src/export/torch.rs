@@ -1,7 +1,7 @@
 //! Writing one file of `torch.save`, which `torch.load(weights_only=True)` reads.
 //!
-//! All places are known before a byte is written; the CRC-32 of the records, which their headers hold, are put together from
-//! those of the pieces at the end. Each tensor is a storage of its own, those of two names one storage.
+//! All places are known before a byte is written; the CRC-32 of the records, which their headers hold, are put
+//! together from those of the pieces at the end. Each tensor is a storage of its own, those of two names one storage.
 
 use std::collections::HashMap;
 use std::fs::File;

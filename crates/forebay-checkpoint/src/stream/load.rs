@@ -60,8 +60,8 @@ impl Loader {
         Ok(Self { engine, pool, compared: HashSet::new(), all_compared: false })
     }
 
-    /// Reads a batch, and compares the checksums of what it lies in. Waits while all slots are out; `go` is asked now and
-    /// then, and ends it with its error.
+    /// Reads a batch, and compares the checksums of what it lies in. Waits while all slots are out; `go` is asked now
+    /// and then, and ends it with its error.
     pub(crate) fn load(
         &mut self,
         source: &Source,
@@ -92,8 +92,8 @@ impl Loader {
         let session = self.engine.start(plan, sources_of(&model.files)?, LoadOptions::default())?;
         let addresses: Vec<u64> =
             parts.iter().map(|(_, start)| (slot.address() + start) as u64).collect();
-        // SAFETY: each box has its own bytes of the slot, which is ours as long as the owner lives; nobody reads them before
-        // the session has ended well: only then is the slot handed on.
+        // SAFETY: each box has its own bytes of the slot, which is ours as long as the owner lives; nobody reads them
+        // before the session has ended well: only then is the slot handed on.
         unsafe { session.provide(&addresses, None, Some(Box::new(slot.clone())))? };
         while !session.wait(TICK)? {
             if let Err(ended) = go() {

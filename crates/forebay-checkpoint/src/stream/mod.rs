@@ -1,7 +1,9 @@
-//! All tensors of a checkpoint or model, one piece after the other through bounded memory: what export and diff read by.
+//! All tensors of a checkpoint or model, one piece after the other through bounded memory: what export and diff read
+//! by.
 //!
-//! A [`Source`] lists the tensors. `slabs` cuts them into boxes of a few MiB, in the order of the files, and [`Loader`]
-//! reads some boxes at a time with the engine into a slot of a small pool: at the device's speed, every checksum compared.
+//! A [`Source`] lists the tensors. `slabs` cuts them into boxes of a few MiB, in the order of the files, and
+//! [`Loader`] reads some boxes at a time with the engine into a slot of a small pool: at the device's speed, every
+//! checksum compared.
 
 mod load;
 mod slabs;

@@ -27,8 +27,8 @@ pub(crate) struct Want {
     pub(crate) bytes: u64,
 }
 
-/// Batches of boxes that make up these tensors, in the order given; each of at most [`BATCH_BYTES`] with its padding, but
-/// for a box that cannot be cut. Tensors without bytes are in none.
+/// Batches of boxes that make up these tensors, in the order given; each of at most [`BATCH_BYTES`] with its padding,
+/// but for a box that cannot be cut. Tensors without bytes are in none.
 pub(crate) fn batches(
     tensors: &[TensorInfo],
     order: &[usize],

@@ -13,28 +13,30 @@ ROOT is the folder that holds the steps (`step-100`, `step-200`, ...).
 Exit codes: 0 done; 1 the data or the system is at fault; 2 wrong usage.";
 
 const ONE_STEP: &str = "\
-PATH is the folder of one step, any folder with a `.metadata` in it, or a root of steps: then the latest
-step is meant, or the one that --step names.
+PATH is the folder of one step, any folder with a `.metadata` in it, or a root of steps: then
+the latest step is meant, or the one that --step names.
 
 Exit codes: 0 done; 1 the data or the system is at fault; 2 wrong usage.";
 
 const VERIFY: &str = "\
-PATH is the folder of one step, any folder with a `.metadata` in it, or a root of steps: then the latest
-step is meant, or the one that --step names, or with --all every one that is committed.
+PATH is the folder of one step, any folder with a `.metadata` in it, or a root of steps: then
+the latest step is meant, or the one that --step names, or with --all every one that is
+committed.
 
-Exit codes: 0 sound, maybe with `warning:` lines for leftovers; 1 damaged: one `error[code]:` line for
-each fault, up to 1000; 2 wrong usage. With --json stdout holds the same as JSON, in both cases.";
+Exit codes: 0 sound, maybe with `warning:` lines for leftovers; 1 damaged: one `error[code]:`
+line for each fault, up to 1000; 2 wrong usage. With --json stdout holds the same as JSON, in
+both cases.";
 
 const EXPORT: &str = "\
 PATH is the folder of one step, a root of steps (the latest is taken, or --step), or any model.
 
-Two names for one tensor: safetensors hold it under the first of the names, and the metadata of each file
-says which others there were, as `save_model` of that library does; `--aliases copy` writes each. In a file
-of torch both names share one storage. What is no tensor goes to files of torch alone, as far as it is
-plain data.
+Two names for one tensor: safetensors hold it under the first of the names, and the metadata of
+each file says which others there were, as `save_model` of that library does; `--aliases copy`
+writes each. In a file of torch both names share one storage. What is no tensor goes to files of
+torch alone, as far as it is plain data.
 
-Rules for names: OLD=NEW, where OLD is a name, or ends in a dot and starts names, or has stars for any text;
-the stars of NEW take those texts in order. The first that fits counts:
+Rules for names: OLD=NEW, where OLD is a name, or ends in a dot and starts names, or has stars
+for any text; the stars of NEW take those texts in order. The first that fits counts:
   --rename model.=   --rename 'layers.*.attn.*=h.*.attention.*'
 
 Every checksum is compared on the way. The output appears whole at the end, or not at all.
@@ -42,14 +44,14 @@ Every checksum is compared on the way. The output appears whole at the end, or n
 Exit codes: 0 done; 1 the data or the system is at fault; 2 wrong usage.";
 
 const DIFF: &str = "\
-A and B are folders of steps, roots (the latest step of each), or any models. Elements are equal if their
-bits are.
+A and B are folders of steps, roots (the latest step of each), or any models. Elements are equal
+if their bits are.
 
 Exit codes: 0 equal; 1 different, or the data or the system is at fault; 2 wrong usage.";
 
 const REMOVE: &str = "\
-ROOT is the folder that holds the steps. Only what Forebay wrote is removed, never the newest commit, and
-nothing that a restore is reading.
+ROOT is the folder that holds the steps. Only what Forebay wrote is removed, never the newest
+commit, and nothing that a restore is reading.
 
 Exit codes: 0 done; 1 something could not be removed, or the system is at fault; 2 wrong usage.";
 

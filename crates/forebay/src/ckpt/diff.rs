@@ -1,9 +1,9 @@
 //! `forebay ckpt diff`.
 //!
-//! JSON: `{"a", "b", "equal", "equal_tensors", "equal_objects", "compared_bytes", "seconds", "changes"}`. A change has
-//! `name` and `change`, which is `only_in_a`, `only_in_b`, `kind`, `form` (with `a` and `b`: type and sides), `values` (with
-//! `elements`, `differing`, `max_abs` or null, `not_finite`) or `object` (with `a` and `b`: JSON as text, where it is plain
-//! and short, or null).
+//! JSON: `{"a", "b", "equal", "equal_tensors", "equal_objects", "compared_bytes", "seconds", "changes"}`. A change
+//! has `name` and `change`, which is `only_in_a`, `only_in_b`, `kind`, `form` (with `a` and `b`: type and sides),
+//! `values` (with `elements`, `differing`, `max_abs` or null, `not_finite`) or `object` (with `a` and `b`: JSON as
+//! text, where it is plain and short, or null).
 
 use forebay_checkpoint::diff::{Change, Diff, diff};
 use forebay_error::Result;

@@ -138,7 +138,7 @@ fn tell(exported: &Exported, console: &Console) {
     }
     for (left_out, written) in exported.aliases.iter().take(NAMED) {
         console.warning(&format!(
-            "{left_out:?} is the same tensor as {written:?}: written once, and noted in the metadata"
+            "{left_out:?} is the same tensor as {written:?}: written once, noted in the metadata"
         ));
     }
     for (name, why) in exported.left_out.iter().take(NAMED) {

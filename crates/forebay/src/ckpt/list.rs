@@ -1,10 +1,10 @@
 //! `forebay ckpt list`: the steps of a root, whatever became of them; `forebay ckpt latest`: the one to restore.
 //!
-//! JSON of `list`: `{"root", "latest", "steps": [{"step", "state", "age_s", "bytes", "commit", "attempts"}]}`, steps in
-//! order. `latest` is a number, or null. `state` is `committed`, `pending` or `dead`. `commit`, or null: `{"attempt",
-//! "epoch", "parent", "ranks", "manifest", "bytes", "age_s", "damage"}`; `attempt` is null where another program wrote it.
-//! `attempts` are tries that are not the commit: `{"attempt", "state", "why", "ranks", "began", "contributed", "bytes",
-//! "age_s"}`. Of `latest`: `{"step", "path", "bytes", "age_s"}`.
+//! JSON of `list`: `{"root", "latest", "steps": [{"step", "state", "age_s", "bytes", "commit", "attempts"}]}`, steps
+//! in order. `latest` is a number, or null. `state` is `committed`, `pending` or `dead`. `commit`, or null:
+//! `{"attempt", "epoch", "parent", "ranks", "manifest", "bytes", "age_s", "damage"}`; `attempt` is null where another
+//! program wrote it. `attempts` are tries that are not the commit: `{"attempt", "state", "why", "ranks", "began",
+//! "contributed", "bytes", "age_s"}`. Of `latest`: `{"step", "path", "bytes", "age_s"}`.
 
 use forebay_checkpoint::commit::{
     AttemptState, AttemptStatus, CommitInfo, Policy, Root, State, StepState, latest as newest,

@@ -1,9 +1,9 @@
 //! `forebay ckpt prune` and `forebay ckpt gc`: what both remove, and how they tell it.
 //!
-//! JSON: `{"dry_run", "unpublished": [step], "off_line": [step], "removed": [{"file", "bytes"}], "removed_bytes", "kept":
-//! [{"folder", "attempt", "why"}], "failed": [{"what", "code", "text"}]}`; the first two lists of `prune` alone.
-//! `unpublished` are steps that are no commits any more, whose data go when the grace time is over. `off_line` are commits
-//! of a life of the job that was left behind: they are never pruned.
+//! JSON: `{"dry_run", "unpublished": [step], "off_line": [step], "removed": [{"file", "bytes"}], "removed_bytes",
+//! "kept": [{"folder", "attempt", "why"}], "failed": [{"what", "code", "text"}]}`; the first two lists of `prune`
+//! alone. `unpublished` are steps that are no commits any more, whose data go when the grace time is over. `off_line`
+//! are commits of a life of the job that was left behind: they are never pruned.
 
 use std::time::Duration;
 

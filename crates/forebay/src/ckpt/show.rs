@@ -1,11 +1,11 @@
-//! `forebay ckpt show`: what a checkpoint holds, from its metadata alone. No data file is opened but for the objects, which
-//! are small; `forebay inspect` lists every tensor.
+//! `forebay ckpt show`: what a checkpoint holds, from its metadata alone. No data file is opened but for the objects,
+//! which are small; `forebay inspect` lists every tensor.
 //!
-//! JSON: `{"path", "step", "origin", "info", "files": [{"name", "bytes"}], "tensors": {"count", "bytes", "chunks", "dtypes":
-//! {dtype: {"count", "bytes"}}, "largest": [{"name", "dtype", "shape", "bytes"}]}, "objects": [{"name", "type", "value" |
-//! "opaque" | "error"}], "side_files", "attributes", "warnings"}`. `info` is what the writer said of the save: of Forebay
-//! the attempt, run, epoch, step, parent step, ranks and versions; of torch `version` and `save_id`. `bytes` of a file is
-//! null where the format does not say and the file is not there.
+//! JSON: `{"path", "step", "origin", "info", "files": [{"name", "bytes"}], "tensors": {"count", "bytes", "chunks",
+//! "dtypes": {dtype: {"count", "bytes"}}, "largest": [{"name", "dtype", "shape", "bytes"}]}, "objects": [{"name",
+//! "type", "value" | "opaque" | "error"}], "side_files", "attributes", "warnings"}`. `info` is what the writer said
+//! of the save: of Forebay the attempt, run, epoch, step, parent step, ranks and versions; of torch `version` and
+//! `save_id`. `bytes` of a file is null where the format does not say and the file is not there.
 
 use std::collections::BTreeMap;
 use std::path::Path;

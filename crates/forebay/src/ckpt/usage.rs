@@ -1,8 +1,8 @@
 //! `forebay ckpt du`: bytes of each step, by what they are good for.
 //!
 //! JSON: `{"root", "steps": [{"step", "committed_bytes", "pending_bytes", "dead_bytes"}], "committed_bytes",
-//! "pending_bytes", "dead_bytes", "other_bytes", "total_bytes"}`. `other` is what is in the root and is of no save: records
-//! of commits, files of other programs.
+//! "pending_bytes", "dead_bytes", "other_bytes", "total_bytes"}`. `other` is what is in the root and is of no save:
+//! records of commits, files of other programs.
 
 use forebay_checkpoint::commit::{AttemptStatus, StepState};
 use forebay_error::Result;

@@ -1,9 +1,9 @@
 //! `forebay ckpt verify`: every byte of a checkpoint, compared with whatever there is to compare it with.
 //!
 //! JSON: `{"checkpoints": [{"path", "step", "sound", "origin", "tensors", "objects", "files", "checked_bytes",
-//! "unchecked_bytes", "seconds", "gb_per_s", "faults", "more_faults", "warnings"}], "sound"}`. A fault is `{"code", "what",
-//! "place", "file", "name", "offset"}`; `name`, of a tensor or object, and `offset` are null where they are not known. A
-//! warning is `{"concern", "text"}`.
+//! "unchecked_bytes", "seconds", "gb_per_s", "faults", "more_faults", "warnings"}], "sound"}`. A fault is `{"code",
+//! "what", "place", "file", "name", "offset"}`; `name`, of a tensor or object, and `offset` are null where they are
+//! not known. A warning is `{"concern", "text"}`.
 
 use forebay_checkpoint::commit::numbers;
 use forebay_checkpoint::open::{Fault, Origin, Verified, verify_folder};

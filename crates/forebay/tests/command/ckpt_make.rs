@@ -69,7 +69,8 @@ impl State {
             flag.data.iter_mut().for_each(|byte| *byte &= 1);
         }
         // {"betas": (0.9, 3), "name": "adam"}
-        let groups = b"\x80\x02}(X\x05\0\0\0betas(G?\xec\xcc\xcc\xcc\xcc\xcc\xcdK\x03tX\x04\0\0\0nameX\x04\0\0\0adamu.";
+        let groups = b"\x80\x02}(X\x05\0\0\0betas(G?\xec\xcc\xcc\xcc\xcc\xcc\xcdK\x03t\
+                       X\x04\0\0\0nameX\x04\0\0\0adamu.";
         Self {
             tensors,
             aliases: vec![("model.head.weight".to_owned(), "model.embed.weight".to_owned())],

@@ -1,86 +1,30 @@
 //! One pass over all data files: large reads, one after the other in each file, by several threads.
-//!
-//! Bytes that were not in the page cache before are dropped from it behind the reader, so that checking a terabyte does
-//! not push out what others work with.
 
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use forebay_error::{Code, Error, Result};
 use forebay_format::crc::{crc32, crc32_join};
 use forebay_format::dcp::verify_tensor;
 use forebay_format::{OpenFile, parallel, shown};
-use forebay_topology::ResidencyMap;
-use forebay_topology::residency;
 
+use super::gather::{FileOf, Files};
+use super::reader::{Buffer, Reader};
 use super::spans::{Item, Kind, Span, cut};
 use super::{Fault, Verified};
-use crate::manifest::{Manifest, Value};
+use crate::manifest::Value;
 use crate::open::item::span;
 use crate::progress::Progress;
 
 /// Bytes that are read at once, unless one span has more.
 const JOB_BYTES: u64 = 4 << 20;
 
-/// The grid on which the page cache is asked and dropped: the kernel drops no folio by halves, and they have up to 4 MiB.
-const GRANULE_BYTES: u64 = 4 << 20;
-
-/// All files of a checkpoint, with what is in them.
-pub(super) struct Files<'m> {
-    files: Vec<FileOf<'m>>,
-}
-
-struct FileOf<'m> {
-    name: String,
-    bytes: u64,
-    crc: Option<u32>,
-    items: Vec<Item<'m>>,
-}
-
-impl<'m> Files<'m> {
-    /// Reads all parts of a manifest.
-    pub(super) fn gather(manifest: &'m Manifest) -> Result<Self> {
-        let mut files = Vec::new();
-        for rank in 0..manifest.info().world_size {
-            for file in manifest.part_files(rank)? {
-                let (name, bytes, crc) = (file.name, file.bytes, file.crc);
-                files.push(FileOf { name, bytes, crc, items: Vec::new() });
-            }
-        }
-        let values = manifest.table().values();
-        manifest.visit(|_, number, chunk| {
-            let file = files.get_mut(chunk.file as usize);
-            let (file, named) = file.zip(values.get(number as usize)).ok_or_else(|| {
-                Error::new(Code::InvalidMetadata, "a chunk of a value or file that is not there")
-            })?;
-            file.items.push(Item { named, chunk });
-            Ok(())
-        })?;
-        for file in &mut files {
-            file.items.sort_by_key(|item| (item.chunk.offset, item.chunk.length));
-        }
-        Ok(Self { files })
-    }
-
-    /// Their names.
-    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
-        self.files.iter().map(|file| file.name.as_str())
-    }
-
-    fn bytes(&self) -> u64 {
-        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.bytes))
-    }
-}
-
 /// A file that is there, cut in spans.
 struct Opened<'f> {
     file: &'f FileOf<'f>,
-    open: OpenFile,
+    reader: Reader,
     spans: Vec<Span>,
-    /// What was in the page cache before; `None` where that is not known.
-    cached: Option<ResidencyMap>,
 }
 
 /// Spans to read at once: (file, first, after the last).
@@ -159,9 +103,13 @@ fn open<'f>(folder: &Path, file: &'f FileOf<'f>, found: &mut Verified) -> Option
         let (name, offset) = (Some(item.named.name.clone()), Some(item.chunk.offset));
         found.add(Fault { file: file.name.clone(), name, offset, error });
     });
-    let cached = residency::map(&open.file, 0, open.size(), GRANULE_BYTES).ok();
-    let cached = cached.filter(|map| map.method != forebay_topology::Method::Unknown);
-    Some(Opened { file, open, spans, cached })
+    match Reader::new(open) {
+        Ok(reader) => Some(Opened { file, reader, spans }),
+        Err(error) => {
+            found.of_file(folder, name, error);
+            None
+        }
+    }
 }
 
 fn open_file(folder: &Path, name: &str) -> Result<OpenFile> {
@@ -191,7 +139,7 @@ fn jobs_of(opened: &[Opened<'_>]) -> Vec<Job> {
     jobs
 }
 
-fn look(opened: &[Opened<'_>], job: Job, buffers: &Mutex<Vec<Vec<u8>>>) -> Seen {
+fn look(opened: &[Opened<'_>], job: Job, buffers: &Mutex<Vec<Buffer>>) -> Seen {
     let (number, first, after) = job;
     let Some(file) = opened.get(number) else { return Seen::default() };
     let spans = file.spans.get(first..after).unwrap_or_default();
@@ -203,16 +151,14 @@ fn look(opened: &[Opened<'_>], job: Job, buffers: &Mutex<Vec<Vec<u8>>>) -> Seen 
 }
 
 impl Opened<'_> {
-    fn look(&self, spans: &[Span], buffer: &mut Vec<u8>) -> Seen {
+    fn look(&self, spans: &[Span], buffer: &mut Buffer) -> Seen {
         let mut seen = Seen::default();
         let (Some(first), Some(last)) = (spans.first(), spans.last()) else { return seen };
         seen.bytes = last.offset + last.len - first.offset;
-        buffer.resize(seen.bytes as usize, 0);
-        if let Err(error) = self.open.read_exact_at(buffer, first.offset) {
+        if let Err(error) = self.reader.read(first.offset, seen.bytes, buffer) {
             // Which of them cannot be read is worth the second try.
             for span in spans {
-                let part = buffer.get_mut(..span.len as usize).unwrap_or_default();
-                if let Err(error) = self.open.read_exact_at(part, span.offset) {
+                if let Err(error) = self.reader.read(span.offset, span.len, buffer) {
                     seen.faults.push(self.fault(span, span.offset, error));
                 }
             }
@@ -223,10 +169,9 @@ impl Opened<'_> {
         }
         for span in spans {
             let start = (span.offset - first.offset) as usize;
-            let bytes = buffer.get(start..start + span.len as usize).unwrap_or_default();
+            let bytes = buffer.read().get(start..start + span.len as usize).unwrap_or_default();
             self.compare(span, bytes, &mut seen);
         }
-        self.forget(first.offset, seen.bytes);
         seen
     }
 
@@ -291,7 +236,12 @@ impl Opened<'_> {
         match &item.named.value {
             Value::Tensor(tensor) => {
                 let place = span(&item.chunk);
-                verify_tensor(&self.open, place, tensor.dtype, &item.chunk.region.sizes)
+                verify_tensor(
+                    self.reader.open.as_ref(),
+                    place,
+                    tensor.dtype,
+                    &item.chunk.region.sizes,
+                )
             }
             _ => Ok(()),
         }
@@ -300,7 +250,7 @@ impl Opened<'_> {
     fn fault(&self, span: &Span, offset: u64, error: Error) -> Fault {
         let item = self.file.items.get(span.item).filter(|_| span.kind != Kind::Gap);
         let name = item.map(|item| item.named.name.clone());
-        let mut error = error.at(shown(&self.open.path));
+        let mut error = error.at(shown(&self.reader.open.path));
         if let Some(name) = &name {
             error = error.within(format!("{name:?}"));
         }
@@ -310,35 +260,18 @@ impl Opened<'_> {
     /// Compares the whole; says where the file was changed meanwhile.
     fn finish(&self, crc: u32, found: &mut Verified) {
         let file = &self.file.name;
-        let whole = self.open.size() == self.file.bytes;
+        let whole = self.reader.open.size() == self.file.bytes;
         let known = found.faults.iter().any(|fault| fault.file == *file);
         if let Some(wanted) = self.file.crc.filter(|&wanted| whole && !known && wanted != crc) {
             let what = format!("the file has the checksum {crc:08x}, {wanted:08x} was written");
-            let error = Error::new(Code::Checksum, what).at(shown(&self.open.path));
+            let error = Error::new(Code::Checksum, what).at(shown(&self.reader.open.path));
             found.add(Fault { file: file.clone(), name: None, offset: None, error });
         }
-        if let Err(error) = self.open.check_unchanged() {
+        if let Err(error) = self.reader.check_unchanged() {
             found.add(Fault { file: file.clone(), name: None, offset: None, error });
         }
-        self.forget(0, self.open.size());
-    }
-
-    /// Drops from the page cache what was not in it before.
-    fn forget(&self, offset: u64, len: u64) {
-        let Some(cached) = &self.cached else { return };
-        let first = offset / GRANULE_BYTES;
-        let after = (offset + len).div_ceil(GRANULE_BYTES);
-        for granule in first..after {
-            let start = granule * GRANULE_BYTES;
-            if cached.is_resident_at(start) {
-                continue;
-            }
-            let len = std::num::NonZeroU64::new(GRANULE_BYTES);
-            let advice = rustix::fs::Advice::DontNeed;
-            if let Err(error) = rustix::fs::fadvise(&self.open.file, start, len, advice) {
-                tracing::debug!(%error, "pages not dropped");
-            }
-        }
+        // Ranges that were read side by side share pages, which neither could drop.
+        self.reader.forget(0, self.reader.open.size());
     }
 }
 

@@ -1,8 +1,8 @@
 //! `.metadata` of ours, compared with the manifest.
 //!
-//! First what it says, so that a fault is told by name. Then all of its bytes: with the manifest at hand it is known what
-//! this version writes, but for the address that it gives for people. A checkpoint of another version may be spelled in
-//! another way; there, a difference that means nothing is a warning.
+//! First what it says, so that a fault is told by name. Then all of its bytes: with the manifest at hand it is known
+//! what this version writes, but for the address that it gives for people. A checkpoint of another version may be
+//! spelled in another way; there, a difference that means nothing is a warning.
 
 use std::collections::{BTreeMap, HashMap};
 

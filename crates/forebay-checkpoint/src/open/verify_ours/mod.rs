@@ -13,11 +13,13 @@
 //! A damaged manifest does not end it: what can be read by `.metadata` is then checked as torch's. Other writers'
 //! checkpoints are checked by [`Checkpoint::verify`]. Memory: some hundred bytes a chunk, and 4 MiB a thread.
 
+mod beside;
 mod blocks;
+mod gather;
 mod metadata;
+mod reader;
 mod spans;
 
-use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -28,7 +30,7 @@ use forebay_format::{OpenFile, shown};
 use super::files::Listing;
 use super::{Checkpoint, Concern, Origin, Warning};
 use crate::audit::check_manifest;
-use crate::commit::{MANIFEST_PREFIX, METADATA, attempt_of_file};
+use crate::commit::METADATA;
 use crate::manifest::{Manifest, MemorySource};
 use crate::model::Entry;
 use crate::progress::Progress;
@@ -100,8 +102,8 @@ impl Verified {
 
 /// Checks the checkpoint in a folder.
 ///
-/// Errors: those of [`Checkpoint::open`] for what is no checkpoint, or one that was never committed; what `progress` says;
-/// and I/O that keeps everything from being looked at. All else is a fault in what is returned.
+/// Errors: those of [`Checkpoint::open`] for what is no checkpoint, or one that was never committed; what `progress`
+/// says; and I/O that keeps everything from being looked at. All else is a fault in what is returned.
 pub fn verify_folder(folder: &Path, progress: &impl Progress) -> Result<Verified> {
     let listing = super::files::list(folder)?;
     let mut found = Verified::default();
@@ -117,7 +119,7 @@ pub fn verify_folder(folder: &Path, progress: &impl Progress) -> Result<Verified
     };
     let name = match &seal {
         Some(seal) => Some(seal.manifest.clone()),
-        None => lost_manifest(folder, table.as_ref().ok())?,
+        None => beside::lost_manifest(folder, table.as_ref().ok())?,
     };
     let marked = table.as_ref().is_ok_and(|table| table.attribute(ATTRIBUTE).is_some());
     if seal.is_none() && (name.is_some() || marked || unread.is_some()) {
@@ -164,7 +166,7 @@ fn ours(own: &Ours<'_>, progress: &impl Progress, found: &mut Verified) -> Resul
         }
     }
     metadata::compare(own, &manifest, found);
-    let files = match blocks::Files::gather(&manifest) {
+    let files = match gather::Files::gather(&manifest) {
         Ok(files) => files,
         Err(error) => {
             found.of_file(own.folder, &own.name, error);
@@ -175,7 +177,7 @@ fn ours(own: &Ours<'_>, progress: &impl Progress, found: &mut Verified) -> Resul
             return Ok(());
         }
     };
-    leftovers(own, &files, found)?;
+    beside::leftovers(own, &files, found)?;
     blocks::check(own.folder, &files, progress, found)
 }
 
@@ -249,40 +251,6 @@ fn stock(folder: &Path, progress: &impl Progress, found: &mut Verified) -> Resul
     Ok(())
 }
 
-/// The one manifest in the folder that may belong to a `.metadata` that does not name it: of the attempt of its files.
-fn lost_manifest(folder: &Path, table: Option<&DcpMetadata>) -> Result<Option<String>> {
-    let attempts: Option<HashSet<_>> =
-        table.map(|table| table.files().iter().filter_map(|file| attempt_of_file(file)).collect());
-    let mut names = Vec::new();
-    for name in names_in(folder)? {
-        let attempt = attempt_of_file(&name).filter(|_| name.starts_with(MANIFEST_PREFIX));
-        let fits = |attempt| attempts.as_ref().is_none_or(|known| known.contains(&attempt));
-        if attempt.is_some_and(fits) {
-            names.push(name);
-        }
-    }
-    let only = if names.len() == 1 { names.pop() } else { None };
-    Ok(only)
-}
-
-/// What lies in the folder and belongs to other attempts.
-fn leftovers(own: &Ours<'_>, files: &blocks::Files, found: &mut Verified) -> Result<()> {
-    found.warnings.extend(super::dcp::leftovers(own.listing));
-    let names: Vec<String> = files.names().map(str::to_owned).collect();
-    found.warnings.extend(super::dcp::stale_files(own.folder, own.listing, &names));
-    let known: HashSet<&str> =
-        names.iter().map(String::as_str).chain([own.name.as_str()]).collect();
-    for name in names_in(own.folder)? {
-        // Data files were told above.
-        let told = known.contains(name.as_str()) || name.ends_with(".distcp");
-        if !told && attempt_of_file(&name).is_some() {
-            let text = format!("{name:?} is left from another save of this step; it is not read");
-            found.warn(Concern::Leftover, text);
-        }
-    }
-    Ok(())
-}
-
 /// All bytes of a small file.
 fn read_whole(path: &Path) -> Result<Vec<u8>> {
     let file = OpenFile::open(path)?;
@@ -293,18 +261,6 @@ fn read_whole(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = buffer(file.size())?;
     file.read_exact_at(&mut bytes, 0)?;
     Ok(bytes)
-}
-
-/// The names in a folder.
-fn names_in(folder: &Path) -> Result<Vec<String>> {
-    let failed = |error| Error::io("cannot list folder", error).at(shown(folder));
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        // A name that is no text is none of ours.
-        names.extend(entry.map_err(failed)?.file_name().into_string());
-    }
-    names.sort_unstable();
-    Ok(names)
 }
 
 /// A buffer of that many bytes; `out_of_memory` where it cannot be had.

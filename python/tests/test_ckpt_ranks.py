@@ -188,3 +188,9 @@ def test_shapes_that_ranks_disagree_on_are_named(tmp_path: Path) -> None:
 def test_stages_of_a_pipeline_hold_different_layers(tmp_path: Path) -> None:
     results = harness.run(jobs.pipeline, 4, str(tmp_path))
     assert sum(wrote for wrote, _ in results) == (2 * 12 + 5) * 4
+
+
+def test_a_checkpointer_may_be_older_than_the_process_group(tmp_path: Path) -> None:
+    master = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    case, port = jobs.made_before_the_group, master.port
+    assert harness.run(case, 2, port, 2, str(tmp_path), store=False) == [2, 2]

@@ -420,6 +420,7 @@ def test_old_steps_go_after_a_commit(tmp_path: Path) -> None:
         for step in (5, 10, 15, 20, 25):
             checkpoints.save(step, {"w": torch.zeros(4)}).wait()
     with Checkpointer(tmp_path, keep_last=2, keep_every=10) as checkpoints:
+        checkpoints.restore({"w": torch.zeros(4)})
         checkpoints.save(30, {"w": torch.zeros(4)})
     assert committed(checkpoints) == [10, 20, 25, 30]
     told = checkpoints.prune(keep_last=1, grace_s=0, dry_run=True)
@@ -428,6 +429,17 @@ def test_old_steps_go_after_a_commit(tmp_path: Path) -> None:
     assert committed(checkpoints) == [10, 20, 25, 30]
     checkpoints.prune(keep_last=1, grace_s=0)
     assert committed(checkpoints) == [10, 20, 30]
+
+
+def test_steps_of_another_run_are_not_pruned(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as before:
+        for step in (5, 10):
+            before.save(step, {"w": torch.zeros(4)}).wait()
+    # A start from nothing, not from what is there.
+    with Checkpointer(tmp_path, keep_last=1) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, {"w": torch.zeros(4)}).wait()
+    assert committed(checkpoints) == [2, 5, 10] and checkpoints.latest() == 2
 
 
 def test_a_failed_save_is_told_and_the_next_one_works(tmp_path: Path) -> None:
@@ -530,3 +542,30 @@ def test_torch_is_not_imported_before_it_is_needed() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.split()[0] == "False"
+
+
+def test_the_stall_is_predicted_from_what_the_machine_does(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = {"w": torch.ones(24 << 20), "n": 1}
+    with Checkpointer(tmp_path / "pool", staging_bytes="128MiB", state=state) as checkpoints:
+        predicted = checkpoints.predicted_stall_s
+        assert predicted is not None and 0 < predicted < 10
+        report = checkpoints.save(1, state).result()
+        assert (
+            report["predicted_stall_s"] == pytest.approx(predicted) and report["snapshot"] == "pool"
+        )
+    assert not caplog.records
+    with Checkpointer(tmp_path / "stream", staging_bytes="8MiB", state=state) as checkpoints:
+        predicted = checkpoints.predicted_stall_s
+        assert predicted is not None and 0 < predicted < 60
+        assert "hold up training" in caplog.text and "stream" in caplog.text
+        report = checkpoints.save(1, state).result()
+        assert report["snapshot"] == "stream" and report["stall_seconds"] > 0
+        # From then on the saves themselves tell the rate.
+        again = checkpoints.save(2, state).result()["predicted_stall_s"]
+        assert again == pytest.approx((96 - 8) / 96 * report["write_seconds"], rel=0.01)
+    assert sorted(os.listdir(tmp_path / "stream")) == [".forebay", "step-1", "step-2"]
+    with Checkpointer(tmp_path / "none") as checkpoints:
+        assert checkpoints.predicted_stall_s is None
+        assert checkpoints.save(1, {"w": torch.ones(3)}).result()["predicted_stall_s"] is None

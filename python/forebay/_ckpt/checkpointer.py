@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import signal
 import threading
@@ -25,6 +26,8 @@ from forebay._ckpt.retention import GRACE_SECONDS, Retention, prune
 from forebay._ckpt.saving import Run, SideFiles
 from forebay._ckpt.settings import OnBusy, Progress, parse, parse_step
 from forebay._errors import make, usage
+
+_log = logging.getLogger("forebay")
 
 #: An exit waits so long for saves under way: a hung file system must not hold it for ever.
 EXIT_WAIT_SECONDS = 600.0
@@ -60,6 +63,8 @@ class Checkpointer:
         overwrite: whether a save may replace a step that is committed. The old one stays until the new one is.
         progress: called with (bytes done, bytes in all) during restores.
         device: the device of the state ("cuda:0", "cpu"), where it is to be known before the first save.
+        state: a state like those that will be saved. Then memory is made, rates are measured, and how long a save will hold
+            up training is logged and kept in `predicted_stall_s`.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Checkpointer:
         overwrite: bool = True,
         progress: Progress | None = None,
         device: object = None,
+        state: Any = None,
     ) -> None:
         self._settings = parse(
             directory,
@@ -98,7 +104,22 @@ class Checkpointer:
         self._hooks: list[Any] = []
         self._preemption = Preemption(self._store, _next_key(str(self._settings.directory)))
         self._ranks_kept: Ranks | None = None
+        #: Seconds that a save of the `state` given will hold up training; None if none was given.
+        self.predicted_stall_s: float | None = None
         _open.add(self)
+        if state is not None:
+            self._predict(state)
+        elif self._settings.staging_bytes is not None:
+            self._opened().warm()
+
+    def _predict(self, state: Any) -> None:
+        mode, seconds = self._opened().prepare(state)
+        self.predicted_stall_s = seconds
+        # A stall that is felt is worth a line that is seen.
+        level = logging.WARNING if mode == "stream" else logging.INFO
+        _log.log(
+            level, "forebay: saves hold up training for %.3f s each (%s)", seconds or 0.0, mode
+        )
 
     # Saving
 
@@ -329,9 +350,9 @@ class Checkpointer:
     # Inside
 
     def _ranks(self) -> Ranks:
-        if self._run is not None:
+        if self._run is not None and not self._run.ranks.stale:
             return self._run.ranks
-        if self._ranks_kept is None:
+        if self._ranks_kept is None or self._ranks_kept.stale:
             self._ranks_kept = Ranks(self._settings.process_group)
         return self._ranks_kept
 
@@ -344,9 +365,8 @@ class Checkpointer:
     def _after(self, handle: SaveHandle) -> None:
         """What follows a save, on the watching thread."""
         if handle._error is not None:
-            from forebay._ckpt.saving import _log
-
-            level = 20 if handle._error.code == "cancelled" else 40
+            cancelled = handle._error.code == "cancelled"
+            level = logging.INFO if cancelled else logging.ERROR
             _log.log(level, "forebay: the save of step %d: %s", handle.step, handle._error)
             return
         run = self._run

@@ -56,6 +56,12 @@ class Ranks:
         """Whether there is nobody to talk to."""
         return self.size == 1
 
+    @property
+    def stale(self) -> bool:
+        """Whether torch.distributed was initialized since."""
+        distributed = torch.distributed
+        return self._alone and distributed.is_available() and distributed.is_initialized()
+
     def group_rank(self, rank: int) -> int | None:
         """The rank in this group of a rank of the job; `None` if it is not in it."""
         if self._members is not None:

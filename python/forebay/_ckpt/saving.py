@@ -17,6 +17,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,13 +28,14 @@ from forebay import _native
 from forebay._ckpt import plans
 from forebay._ckpt.agreement import Agreed, Description, Told, agree
 from forebay._ckpt.handle import Report, Running, SaveHandle, Watcher
-from forebay._ckpt.held import Describer
+from forebay._ckpt.held import Describer, Plain
 from forebay._ckpt.objects import Stored, pack
 from forebay._ckpt.plans import Own, Plan
 from forebay._ckpt.quiet import quiet
 from forebay._ckpt.ranks import Ranks
 from forebay._ckpt.settings import STAGING_BYTES, Settings
-from forebay._ckpt.snapshot import Snapshot, Snapshots, device_of
+from forebay._ckpt.snapshot import Snapshot, Snapshots, current_device, device_of
+from forebay._ckpt.stall import Stall
 from forebay._errors import Error, make, quoted, usage
 from forebay._options import Options, engine
 
@@ -63,6 +65,7 @@ class Run:
         self.watcher = Watcher(after)
         self.last: SaveHandle | None = None
         self.snapshots = Snapshots(settings.shadow)
+        self.stall = Stall()
         self._describer = Describer(self.ranks.rank, self.ranks.group_rank)
         self._plans: list[Plan] = []
         #: By the hash of this rank's description.
@@ -89,6 +92,8 @@ class Run:
     ) -> SaveHandle:
         """Starts a save; see `Checkpointer.save`."""
         began = perf_counter()
+        if self.ranks.stale:
+            self._find_ranks()
         files = _side_files(side_files)
         self._counter += 1
         if not self._make_way():
@@ -108,6 +113,9 @@ class Run:
             "agreed": new,
             "empty": plan.empty,
             "warnings": plan.agreed.warnings if plan.agreed else [],
+            "predicted_stall_s": self.stall.predict(
+                snapshot.mode, plan.bytes_here, len(tensors), self._staging_bytes
+            ),
         }
         rank = None if self.ranks.alone else self.ranks.rank
         handle = SaveHandle(step, running, facts, snapshot.settled, rank=rank)
@@ -121,6 +129,14 @@ class Run:
         finally:
             facts["stall_seconds"] = perf_counter() - began
         return handle
+
+    def _find_ranks(self) -> None:
+        """torch.distributed was initialized after this was made."""
+        if self._agreed:
+            what = "torch.distributed was initialized after the first save"
+            raise usage(what, "call close() before, then every rank starts anew")
+        self.ranks = Ranks(self.settings.process_group)
+        self._describer = Describer(self.ranks.rank, self.ranks.group_rank)
 
     def _make_way(self) -> bool:
         """Deals with the save before; False if this one is to be left out."""
@@ -141,6 +157,7 @@ class Run:
         """What the save before means for the next one."""
         if last._error is None:
             self.parent = last.step
+            self.stall.learn(last.result())
         else:
             self._complain(last)
 
@@ -160,9 +177,37 @@ class Run:
             warnings.warn(f"the save of step {handle.step} failed: {error}", stacklevel=5)
 
     def _snapshot(self, tensors: Sequence[torch.Tensor], blocking: bool) -> Snapshot:
-        self.snapshots.staging_bytes = self.settings.staging_bytes or STAGING_BYTES
+        self.snapshots.staging_bytes = self._staging_bytes
         self.snapshots.device = self._device(tensors)
         return self.snapshots.take(tensors, blocking)
+
+    @property
+    def _staging_bytes(self) -> int:
+        return self.settings.staging_bytes or STAGING_BYTES
+
+    def prepare(self, state: Any) -> tuple[str, float | None]:
+        """Makes memory ready for saves of a state and measures what they will take; returns the kind of snapshot and the
+        predicted stall in seconds. Not a collective call."""
+        plan, values = plans.describe(state, self._describer, plans.resolve(state))
+        pieces = [piece for group in plans.memory(plan, values) for piece in group]
+        device = self._device(pieces)
+        size = _share(plan, self.ranks.size)
+        pool = self.pool(device)
+        self.settings.directory.mkdir(parents=True, exist_ok=True)
+        self.snapshots.device, self.snapshots.staging_bytes = device, self._staging_bytes
+        mode = self.snapshots.mode_for(pieces, size)
+        if mode != "shadow":
+            directory = self.settings.directory
+            self.stall.measure(device, directory, pool, size, self._staging_bytes)
+        return mode, self.stall.predict(mode, size, len(pieces), self._staging_bytes)
+
+    def warm(self) -> None:
+        """Makes the staging memory that was asked for now, where the device is known."""
+        if self.settings.staging_bytes is None:
+            return
+        device = self.settings.device or current_device()
+        if device is not None:
+            self.pool(device)
 
     def _device(self, tensors: Sequence[torch.Tensor]) -> str:
         return self.settings.device or device_of(tensors)
@@ -421,6 +466,15 @@ class Run:
                 self._learn(last)
             self.release()
         return over
+
+
+def _share(plan: Plan, size: int) -> int:
+    """Bytes that a rank will write, before ranks agreed: its share of what all hold, and what it holds of the rest."""
+    held = 0
+    for place in plan.held:
+        bytes_ = sum(prod(sizes) for _, sizes in place.regions) * plans.element_bytes(place.dtype)
+        held += bytes_ // size if isinstance(place.layout, Plain) else bytes_
+    return held
 
 
 def _left_alone(came: int, size: int) -> Error:

@@ -71,6 +71,15 @@ class Snapshots:
         total = sum(tensor.nbytes for tensor in ready)
         return self._plain("stream" if total > self.staging_bytes else "pool", ready, on_device)
 
+    def mode_for(self, tensors: Sequence[torch.Tensor], size: int) -> str:
+        """The kind of snapshot that a state will get, as far as can be known without taking it."""
+        here = [tensor for tensor in tensors if self._is_here(tensor)]
+        rest = size_of([tensor for tensor in tensors if not self._is_here(tensor)])
+        if here and self.shadow is not False and rest <= HOST_SHADOW_BYTES:
+            if self.shadow is True or headroom(here[0].device) >= size_of(here):
+                return "shadow"
+        return "stream" if size > self.staging_bytes else "pool"
+
     def release(self) -> None:
         """Gives back the memory of shadows."""
         if self.device_shadow is not None:
@@ -153,3 +162,11 @@ def device_of(tensors: Sequence[Any]) -> str:
         if tensor.is_cuda:
             return f"cuda:{tensor.device.index}"
     return "host"
+
+
+def current_device() -> str | None:
+    """The engine that tensors of this process will need; None where a GPU may still be chosen."""
+    cuda: Any = torch.cuda
+    if not cuda.is_available():
+        return "host"
+    return f"cuda:{cuda.current_device()}" if cuda.is_initialized() else None

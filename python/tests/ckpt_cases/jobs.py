@@ -467,3 +467,15 @@ def pipeline(rank: int, directory: str) -> tuple[int, list[str]]:
     assert whole["layer0"].unique().tolist() == [0] and whole["layer1"].unique().tolist() == [1]  # type: ignore[union-attr]
     assert (whole["stage0"], whole["stage1"]) == (0, 1)
     return int(report["tensor_bytes"]), sorted(whole)
+
+
+def made_before_the_group(rank: int, port: int, world: int, directory: str) -> Any:
+    """A checkpointer that is older than the process group: it saves with all ranks all the same."""
+    checkpoints = forebay.Checkpointer(directory, staging_bytes="8MiB")
+    store = torch.distributed.TCPStore("127.0.0.1", port, None, False)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    checkpoints.save(1, {"w": rows(torch.arange(8.0))}).wait()
+    ranks = checkpoints.steps()[0]["ranks"]
+    checkpoints.close()
+    torch.distributed.destroy_process_group()
+    return ranks

@@ -1,0 +1,131 @@
+"""How long a save will hold up training.
+
+- With a shadow: the copy within GPU memory, two passes over the bytes, and the launches.
+- With a pool as large as the state: the bytes at the rate of the copies into it.
+- With a smaller one the copies wait for the disk: what does not fit into the pool, at the rate of the disk.
+
+Rates are measured: before the first save by a copy and, where the disk counts, by writing a file beside the steps; from then
+on by the saves themselves.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from forebay import _native
+from forebay._options import Options, engine
+
+#: Bytes a second that a GPU copies within its memory: a third of what an H100 reads, so that older ones do it too.
+SHADOW_RATE = 1.0e12
+
+#: Seconds that a launch takes; `torch._foreach_copy_` takes about 100 tensors a launch.
+LAUNCH_SECONDS = 10e-6
+LAUNCH_TENSORS = 100
+
+#: Bytes that are copied, and written, to measure. A disk's own cache is smaller than the second.
+COPY_BYTES = 256 << 20
+WRITE_BYTES = 1 << 30
+
+
+@dataclass(slots=True)
+class Stall:
+    """What is known about rates, in bytes a second."""
+
+    copy_rate: float | None = None
+    write_rate: float | None = None
+
+    def predict(self, mode: str, size: int, tensors: int, staging_bytes: int) -> float | None:
+        """Seconds that a save of `size` bytes holds up training; None as long as a rate is not known."""
+        if mode == "shadow":
+            return size / SHADOW_RATE + (tensors / LAUNCH_TENSORS + 1) * LAUNCH_SECONDS
+        if self.copy_rate is None:
+            return None
+        copying = size / self.copy_rate
+        if mode == "pool" or size <= staging_bytes:
+            return copying
+        if self.write_rate is None:
+            return None
+        return max(copying, (size - staging_bytes) / self.write_rate)
+
+    def learn(self, report: dict[str, Any]) -> None:
+        """Takes rates from a save that was committed."""
+        size = int(report.get("tensor_bytes", 0))
+        # Small saves are latency.
+        if size < COPY_BYTES // 4:
+            return
+        if report["snapshot"] == "pool" and report["staged_seconds"]:
+            self.copy_rate = size / report["staged_seconds"]
+        elif report["snapshot"] == "stream" and report["write_seconds"]:
+            self.write_rate = size / report["write_seconds"]
+
+    def measure(
+        self, device: str, directory: Path, pool: _native.Pool, size: int, staging_bytes: int
+    ) -> None:
+        """Measures what a prediction for a state of `size` bytes needs."""
+        if self.copy_rate is None:
+            self.copy_rate = _copy_rate(device, min(size, COPY_BYTES))
+        if size > staging_bytes and self.write_rate is None:
+            self.write_rate = _write_rate(directory, pool, min(size, WRITE_BYTES))
+
+
+def _copy_rate(device: str, size: int) -> float:
+    on_gpu = device.startswith("cuda")
+    source = torch.ones(max(size, 1 << 20), dtype=torch.uint8, device=device if on_gpu else "cpu")
+    target = torch.empty(source.shape, dtype=torch.uint8, device="cpu", pin_memory=on_gpu)
+    best = 0.0
+    # The first touches the memory.
+    for _ in range(3):
+        if on_gpu:
+            torch.cuda.synchronize(source.device)
+        began = perf_counter()
+        target.copy_(source)
+        best = max(best, source.nbytes / (perf_counter() - began))
+    return best
+
+
+def _write_rate(directory: Path, pool: _native.Pool, size: int) -> float:
+    """Writes a file the way saves do, and removes it."""
+    home = directory / f".forebay-probe-{secrets.token_hex(4)}"
+    piece = 64 << 20
+    count = max(size // piece, 1)
+    # No file system makes less of these bytes.
+    data = torch.randint(0, 256, (piece,), dtype=torch.uint8)
+    items = [
+        (f"probe{number}", (), 0, "uint8", (piece,), (0,), (piece,), True)
+        for number in range(count)
+    ]
+    try:
+        saver = _native.Saver(
+            home,
+            rank=0,
+            world=1,
+            run_id=secrets.token_hex(4),
+            engine=engine("host", Options()),
+            pool=pool,
+            flat=True,
+            commit="external",
+        )
+        saving = saver.start(
+            0,
+            _native.Structure(items, rank=0, world=1),
+            [data.data_ptr()] * count,
+            bytes(count),
+            [],
+            agreed="probe",
+            counter=1,
+            in_place=True,
+            keep=data,
+        )
+        while not saving.wait(None):
+            pass
+        report = saving.report()
+        return float(count * piece / max(report["write_seconds"], 1e-9))
+    finally:
+        shutil.rmtree(home, ignore_errors=True)

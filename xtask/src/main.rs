@@ -14,6 +14,7 @@ mod python;
 mod quickstart;
 mod test;
 mod tidy;
+mod torch_env;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,7 +22,7 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask TASK
 
-  quickstart      set up, load a small real model, compare it with the safetensors library
+  quickstart      set up, load a small real model, train one that is interrupted in a save
   test [--full]   every test, Rust and Python; --full adds those that take long
   bench [ARG...]  build, then measure loads beside other loaders; ARGs go to bench/peers/load.py
   ci              what CI runs: format, lints, docs, tidy, tests

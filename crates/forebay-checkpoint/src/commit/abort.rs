@@ -10,6 +10,7 @@ use forebay_store::Expect;
 use super::attempt::{Attempt, Rooms};
 use super::hints::Hint;
 use super::record::{Decision, Failure, encode};
+use super::withdraw::blank_decision;
 
 /// How often a record that tells the others of a failure is tried.
 const ABORT_TRIES: u32 = 4;
@@ -23,7 +24,7 @@ impl Attempt {
         match self.abort(&failure) {
             Ok(Decision::Abort(first)) => {
                 self.discard();
-                if first != failure {
+                if first != failure && Decision::Abort(first.clone()) != blank_decision() {
                     return first.to_error();
                 }
             }
@@ -53,7 +54,20 @@ impl Attempt {
             self.root.clock.sleep(pause);
             pause *= 4;
         }
-        Err(last.unwrap_or_else(|| self.collected()))
+        match last {
+            Some(error) if error.code() == Code::NoSpace => self.abort_without_words(error),
+            Some(error) => Err(error),
+            None => Err(self.collected()),
+        }
+    }
+
+    /// On a disk that was full before this rank had set anything aside. A name needs no block, so the others stop, if
+    /// without the reason.
+    fn abort_without_words(&self, error: Error) -> Result<Decision> {
+        let key = self.layout.record(self.spec.attempt, "decision");
+        self.root.create_once(&key, &[]).map_err(|_| error)?;
+        let decision = self.root.decision(&self.layout, self.spec.attempt)?;
+        decision.ok_or_else(|| self.collected())
     }
 
     /// First through the room that was set aside, then by creating the record.

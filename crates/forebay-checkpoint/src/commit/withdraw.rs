@@ -21,7 +21,9 @@ use super::root::{LIST_MAX, Root};
 
 /// What a decision without words says.
 pub(crate) fn blank_decision() -> Decision {
-    Decision::Abort(Failure::new(Code::Fenced, "the attempt was given up for dead and collected"))
+    let what = "the attempt was given up, and there was no room to say why: \
+                it was taken for dead, or the disk is full";
+    Decision::Abort(Failure::new(Code::Fenced, what))
 }
 
 /// Withdraws an attempt. Errors are of the store; then it may be withdrawn in part, which does no harm.

@@ -70,6 +70,34 @@ fn a_withdrawal_on_a_full_disk_tells_the_ranks_that_are_still_there() {
 }
 
 #[test]
+fn a_rank_that_finds_the_disk_full_from_the_start_stops_the_others_all_the_same() {
+    let job = Job::new();
+    let mut early =
+        Attempt::begin(&job.root, &policy(), None, spec(5, attempt(1, 0), 0, 2)).unwrap();
+    write(&mut early, attempt(1, 0), 0).unwrap();
+    job.store.set_capacity(job.store.used_bytes());
+    let late = || {
+        let begun = Attempt::begin(&job.root, &policy(), None, spec(5, attempt(1, 0), 1, 2));
+        (begun.map(|_| ()).unwrap_err(), job.sim.clock_now())
+    };
+    let waiting = || {
+        let result = early.wait_or_commit(&mut |gathered| Ok(assemble(attempt(1, 0), gathered)));
+        (result.map(|_| ()).unwrap_err(), job.sim.clock_now())
+    };
+    let before = job.sim.clock_now();
+    let actors: Vec<Actor<'_, (Error, Duration)>> = vec![Box::new(late), Box::new(waiting)];
+    let (results, _) = job.sim.run(actors);
+    // There was no room to say more than that it is over.
+    let codes = results.iter().map(|(error, _)| error.code());
+    assert_eq!(codes.collect::<Vec<_>>(), [Code::NoSpace, Code::Fenced], "{results:?}");
+    assert!(results[1].0.what().contains("the disk is full"), "{results:?}");
+    assert!(results.iter().all(|(_, at)| *at - before < Duration::from_secs(5)), "{results:?}");
+    job.store.set_capacity(u64::MAX);
+    job.save_step(5, attempt(1, 1), WORLD);
+    collect_all(&job.root, &job.store, &job.sim);
+}
+
+#[test]
 fn a_collection_on_a_full_disk_frees_it() {
     let job = Job::new();
     let store: Arc<dyn Store> = Arc::new(job.store.clone());

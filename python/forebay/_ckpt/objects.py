@@ -14,6 +14,7 @@ import io
 import pickle
 import sys
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -63,11 +64,39 @@ def pack(name: str, value: object) -> Stored:
         raise make("unsupported", what, f"object {quoted(name)}", [hint]) from error
 
 
+def _latin1(text: str, encoding: str = "latin1") -> bytes:
+    """Bytes as protocol 2 has them: text of one character each."""
+    if encoding not in ("latin1", "latin-1"):
+        raise _NotPlainError
+    return text.encode("latin1")
+
+
+def _bytearray(data: str | bytes = b"", encoding: str = "latin1") -> bytearray:
+    # Never a number, which would be a length.
+    return bytearray(data if isinstance(data, bytes) else _latin1(data, encoding))
+
+
+#: What protocol 2 needs for plain data that has no opcode of its own.
+_PLAIN_GLOBALS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("_codecs", "encode"): _latin1,
+    ("__builtin__", "bytes"): lambda: b"",
+    ("__builtin__", "bytearray"): _bytearray,
+    ("__builtin__", "set"): set,
+    ("__builtin__", "frozenset"): frozenset,
+    ("__builtin__", "complex"): complex,
+    ("collections", "OrderedDict"): OrderedDict,
+}
+
+
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads pickles of plain data: one that names a class or function is refused, so nothing is ever called."""
+    """Reads pickles of plain data: one that names any other class or function is refused, so nothing of it is called."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise _NotPlainError
+        module = "__builtin__" if module == "builtins" else module
+        found = _PLAIN_GLOBALS.get((module, name))
+        if found is None:
+            raise _NotPlainError
+        return found
 
     def persistent_load(self, pid: Any) -> Any:
         raise _NotPlainError
@@ -85,7 +114,8 @@ def unpack(checkpoint: _native.Checkpoint, name: str, weights_only: bool) -> Any
     archive = checkpoint.object(name)
     try:
         return _plain(archive)
-    except (_NotPlainError, zipfile.BadZipFile, pickle.UnpicklingError, ValueError, EOFError):
+    except Exception:
+        # More than plain data, or damaged: torch knows which.
         return load_archive(name, archive, weights_only)
 
 
@@ -111,8 +141,9 @@ def load_archive(name: str, archive: bytes, weights_only: bool) -> Any:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         what = "a stored value needs classes that are not known to be harmless"
         raise make("forbidden_global", what, f"object {quoted(name)}", hints, lines[:1]) from error
-    except (RuntimeError, ValueError, EOFError, AttributeError, ImportError) as error:
-        what = f"a stored value cannot be read: {error}"
+    except Exception as error:
+        # Damaged pickles make the unpickler fail in every way there is.
+        what = f"a stored value cannot be read: {type(error).__name__}: {error}"
         raise make("invalid_item", what, f"object {quoted(name)}") from error
 
 
@@ -120,7 +151,7 @@ def check_harmless(name: str, archive: bytes) -> None:
     """Errors: `forbidden_global` for an archive that needs classes not known to be harmless."""
     try:
         _plain(archive)
-    except (_NotPlainError, zipfile.BadZipFile, pickle.UnpicklingError, ValueError, EOFError):
+    except Exception:
         load_archive(name, archive, True)
 
 

@@ -1,0 +1,109 @@
+"""Objects to bytes and back, without running what a pickle says."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import forebay
+from forebay._ckpt import objects
+
+_leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.complex_numbers(allow_nan=False),
+    st.text(),
+    st.binary(),
+    st.binary().map(bytearray),
+    st.frozensets(st.integers()),
+)
+_values = st.recursive(
+    _leaves,
+    lambda inner: st.one_of(
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.dictionaries(st.one_of(st.text(), st.integers()), inner),
+        st.dictionaries(st.text(), inner).map(OrderedDict),
+    ),
+    max_leaves=20,
+)
+
+
+def archive_of(stored: objects.Stored) -> bytes:
+    """What the native part makes of a pickle."""
+    if not isinstance(stored, bytes):
+        return stored[0]
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as records:
+        records.writestr("archive/data.pkl", stored)
+        records.writestr("archive/version", "3\n")
+    return made.getvalue()
+
+
+@given(_values)
+@settings(max_examples=100, deadline=None)
+def test_plain_data_comes_back_as_it_was(value: Any) -> None:
+    archive = archive_of(objects.pack("x", value))
+    for found in (objects._plain(archive), objects.load_archive("x", archive, False)):
+        assert found == value and type(found) is type(value)
+    objects.check_harmless("x", archive)
+
+
+def test_only_what_holds_tensors_is_an_archive_of_torch() -> None:
+    assert isinstance(objects.pack("x", {"a": [1, (2, "x")]}), bytes)
+    stored = objects.pack("x", (1, {"t": torch.ones(2)}))
+    assert isinstance(stored, tuple)
+    found = objects.load_archive("x", stored[0], True)
+    assert found[1]["t"].tolist() == [1, 1]
+
+
+class _Calls:
+    """A pickle of it calls something."""
+
+    def __init__(self, what: Any, *arguments: Any) -> None:
+        self.call = (what, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def test_nothing_else_is_called(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    calls = [
+        _Calls(os.system, f"touch {mark}"),
+        _Calls(open, str(mark), "w"),
+        _Calls(eval, "1"),
+        _Calls(bytes, 1 << 40),
+        _Calls(__import__, "this"),
+    ]
+    for call in calls:
+        for protocol in (0, 2, 4):
+            archive = archive_of(pickle.dumps({"x": call}, protocol))
+            with pytest.raises(forebay.Error) as caught:
+                objects.check_harmless("name", archive)
+            assert caught.value.code in ("forbidden_global", "invalid_item") and "name" in str(
+                caught.value
+            )
+    assert not mark.exists()
+
+
+def test_a_damaged_object_is_an_error() -> None:
+    archive = archive_of(objects.pack("x", {"a": [1.5, "text", b"\xff"] * 5}))
+    for at in range(0, len(archive), 3):
+        damaged = archive[:at] + bytes([archive[at] ^ 0x55]) + archive[at + 1 :]
+        try:
+            objects.check_harmless("x", damaged)
+        except forebay.Error as error:
+            assert error.code in ("forbidden_global", "invalid_item"), error

@@ -170,6 +170,8 @@ impl Save {
         keep: Option<Box<dyn Any + Send>>,
     ) -> Result<Self> {
         let started = Instant::now();
+        // Before the staging, so that it is dropped after it: if no thread can be started, say.
+        let kept = Arc::new(Mutex::new(keep));
         let objects: Vec<Vec<u8>> = objects.into_iter().map(archive).collect();
         let options = LayoutOptions { files: request.files.max(1), ..LayoutOptions::default() };
         let slot = pool.slot_bytes() as u64;
@@ -191,13 +193,9 @@ impl Save {
             outcome: Mutex::new(None),
             ended: Condvar::new(),
         });
-        let own = job.clone();
+        let (own, own_kept) = (job.clone(), kept.clone());
         let thread = std::thread::Builder::new().name("forebay-save".to_owned());
-        let spawned = thread.spawn(move || {
-            let outcome = run::guarded(|| run::run(&own, &request, &writer, keep));
-            *lock(&own.outcome) = Some(outcome);
-            own.ended.notify_all();
-        });
+        let spawned = thread.spawn(move || run::thread(&own, &request, &writer, &own_kept));
         spawned.map_err(|error| {
             job.staging.cancel();
             Error::io("cannot start the thread of a save", error)

@@ -1,9 +1,9 @@
 //! The thread of a save: it begins, waits for the data, makes it durable, contributes the part, and commits or waits.
 
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use forebay_engine::write_all_at;
@@ -12,7 +12,7 @@ use forebay_format::crc::crc32;
 
 use super::assemble::{Facts, assemble};
 use super::part::{self, FileName};
-use super::write::{OpenFiles, Writer, internal};
+use super::write::{OpenFiles, Writer, internal, lock};
 use super::{Commit, Job, Outcome, Request, SideFile};
 use crate::commit::{Attempt, Gathered, data_file};
 
@@ -22,33 +22,56 @@ const BEAT: Duration = Duration::from_millis(500);
 /// What the thread keeps until nobody reads the memory any more.
 pub(super) type Keep = Option<Box<dyn Any + Send>>;
 
-/// Runs a save to its end. What was kept goes as soon as it may.
-pub(super) fn run(
-    job: &Job,
-    request: &Request,
-    writer: &Arc<Writer>,
-    keep: Keep,
-) -> Result<Outcome> {
-    let result = match request.commit {
-        Commit::Protocol => with_protocol(job, request, writer, keep),
-        Commit::External => without(job, request, writer, keep),
-    };
-    if result.is_err() {
+/// How long the outcome of a save that failed waits for those who still read the memory or write the files: a whole piece
+/// takes milliseconds, storage that hangs is waited for behind the caller's back.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// Runs a save to its end, and tells the outcome. What was kept goes when nobody reads the memory any more.
+pub(super) fn thread(job: &Job, request: &Request, writer: &Arc<Writer>, kept: &Mutex<Keep>) {
+    let outcome = guarded(|| run(job, request, writer, kept));
+    let failed = outcome.is_err();
+    if failed {
         writer.give_up();
         job.staging.cancel();
     }
-    result
+    let settled = !failed || job.staging.wait_settled(SETTLE);
+    let let_go = || {
+        writer.close();
+        release(kept);
+    };
+    if settled {
+        let_go();
+    }
+    *lock(&job.outcome) = Some(outcome);
+    job.ended.notify_all();
+    if !settled {
+        while !job.staging.wait_settled(SETTLE) {}
+        let_go();
+    }
+}
+
+/// Not under the lock: what is kept may take long to go.
+fn release(kept: &Mutex<Keep>) {
+    let memory = lock(kept).take();
+    drop(memory);
+}
+
+fn run(job: &Job, request: &Request, writer: &Arc<Writer>, kept: &Mutex<Keep>) -> Result<Outcome> {
+    match request.commit {
+        Commit::Protocol => with_protocol(job, request, writer, kept),
+        Commit::External => without(job, request, writer, kept),
+    }
 }
 
 fn with_protocol(
     job: &Job,
     request: &Request,
     writer: &Arc<Writer>,
-    keep: Keep,
+    kept: &Mutex<Keep>,
 ) -> Result<Outcome> {
     let (root, policy) = (&request.root, &request.policy);
     let mut attempt = Attempt::begin(root, policy, request.hints.clone(), request.spec.clone())?;
-    match write(job, request, writer, keep, Some(&attempt)) {
+    match write(job, request, writer, kept, Some(&attempt)) {
         Ok(part) => {
             let published = attempt.publish_part(&part);
             if let Err(error) = published {
@@ -70,8 +93,13 @@ fn with_protocol(
     })
 }
 
-fn without(job: &Job, request: &Request, writer: &Arc<Writer>, keep: Keep) -> Result<Outcome> {
-    let part = write(job, request, writer, keep, None)?;
+fn without(
+    job: &Job,
+    request: &Request,
+    writer: &Arc<Writer>,
+    kept: &Mutex<Keep>,
+) -> Result<Outcome> {
+    let part = write(job, request, writer, kept, None)?;
     let durable_seconds = job.started.elapsed().as_secs_f64();
     Ok(Outcome { durable: true, durable_seconds, commit_seconds: 0.0, part })
 }
@@ -81,14 +109,14 @@ fn write(
     job: &Job,
     request: &Request,
     writer: &Arc<Writer>,
-    keep: Keep,
+    kept: &Mutex<Keep>,
     attempt: Option<&Attempt>,
 ) -> Result<Vec<u8>> {
     let (names, open) = create(request, writer, attempt)?;
     writer.open(open)?;
     let side = side_files(request, attempt)?;
     wait(job, attempt, |time| job.staging.wait_staged(time))?;
-    drop(keep);
+    release(kept);
     wait(job, attempt, |time| job.staging.wait_done(time))?;
     seal(writer, attempt)?;
     let spec = &request.spec;
@@ -181,7 +209,7 @@ fn facts(request: &Request) -> Facts {
 }
 
 /// Turns a panic of the thread into an error.
-pub(super) fn guarded(work: impl FnOnce() -> Result<Outcome>) -> Result<Outcome> {
+fn guarded(work: impl FnOnce() -> Result<Outcome>) -> Result<Outcome> {
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
     caught.unwrap_or_else(|_| Err(internal("the thread of a save panicked")))
 }

@@ -108,6 +108,11 @@ impl Writer {
         self.opened.notify_all();
     }
 
+    /// Lets go of the files, once nobody writes any more: a file that was removed takes room until it is closed.
+    pub(super) fn close(&self) {
+        *lock(&self.open) = (Ready::Never, std::sync::Arc::default());
+    }
+
     /// Makes everything durable, file by file, several at a time.
     pub(super) fn seal(&self) -> Result<()> {
         let files = lock(&self.open).1.clone();

@@ -42,7 +42,7 @@ const HOST_FILLERS_MAX: usize = 4;
 /// Threads that take pieces, by default and at the most.
 const TAKERS_DEFAULT_MAX: usize = 8;
 
-/// How long a dropped job waits between two looks at its threads.
+/// How long a job that has ended waits between two looks at its threads.
 const SETTLE_NAP: Duration = Duration::from_millis(200);
 
 /// Where memory is.
@@ -192,6 +192,21 @@ impl Staging {
     /// Ends the job early; it fails with `cancelled`, unless it was done.
     pub fn cancel(&self) {
         self.job.fail(Error::new(Code::Cancelled, "the save was cancelled"));
+    }
+
+    /// Waits until no thread of the job touches the memory any more, at most `timeout`: true then. That is soon after the
+    /// end of the job, however it ended, unless storage or device hang.
+    pub fn wait_settled(&self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if self.job.settled(left.min(SETTLE_NAP)) {
+                return true;
+            }
+            if left.is_zero() {
+                return false;
+            }
+        }
     }
 
     /// Bytes that were taken so far.

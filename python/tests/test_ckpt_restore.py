@@ -315,3 +315,22 @@ def test_only_the_rows_that_are_wanted_are_read(tmp_path: Path) -> None:
     assert report.bytes == rows.nbytes
     # Whole checksum blocks of 1 MiB are read: two more at the most.
     assert read <= rows.nbytes + (2 << 20)
+
+
+def test_going_back_makes_a_new_line_of_steps(tmp_path: Path) -> None:
+    state = {"w": torch.zeros(4)}
+    with Checkpointer(tmp_path, keep_last=2) as checkpoints:
+        for step in (10, 20, 30):
+            state["w"].fill_(step)
+            checkpoints.save(step, state).wait()
+        # Nothing changes when the last one is restored.
+        checkpoints.restore(state)
+        run = checkpoints._run
+        assert run is not None and run.structures.known
+        checkpoints.restore(state, 10)
+        state["w"].fill_(11)
+        checkpoints.save(11, state).wait()
+        # What was saved on the way that was left is not newer.
+        assert checkpoints.latest() == 11
+        assert checkpoints.restore(state).step == 11 and state["w"].tolist() == [11] * 4
+    assert Checkpointer(tmp_path).latest() == 11

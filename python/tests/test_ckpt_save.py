@@ -320,12 +320,12 @@ def test_memory_is_given_back_on_demand(tmp_path: Path) -> None:
         checkpoints.save(1, state).wait()
         run = checkpoints._run
         assert run is not None
-        (pool,) = run._pools.values()
+        (pool,) = run.natives._pools.values()
         assert pool.touched_bytes >= 16 << 20
         del pool
         before = _resident()
         checkpoints.release()
-        assert run._pools == {}
+        assert run.natives._pools == {}
         until = time.monotonic() + 10
         while before - _resident() < 32 << 20:
             assert time.monotonic() < until, "the pool is still there"

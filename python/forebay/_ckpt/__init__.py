@@ -3,14 +3,14 @@
 One concern a module, from the state downwards:
 
 - `flatten`: nested state to flat names, by the rules of `torch.distributed.checkpoint`.
-- `held`, `meshes`, `ties`, `objects`: what this rank holds of each value, and which values are the same memory.
-- `ranks`, `frames`, `agreement`, `share`: what the ranks tell one another at the first save of a structure, and who
-  writes what several of them hold.
-- `plans`: all of that kept for the next save, and how a state is recognised without building it again.
-- `shadow`, `stall`, `handle`, `saving`, `retention`: a save under way.
-- `targets`, `restoring`, `optimizers`: the way back.
-- `preempt`: agreeing on a last step when the job is told to end.
-- `checkpointer`: the class that users see.
+- `kinds`, `held`, `meshes`, `ties`, `objects`, `perrank`: what this rank holds of each value, and which are one memory.
+- `plans`, `layout`: a structure kept for the next save; what others and the native part need to know of it.
+- `ranks`, `frames`, `description`, `agreement`, `writers`, `share`: what ranks tell one another at the first save of a
+  structure, and who writes what several of them hold.
+- `snapshot`, `shadow`, `stall`, `structures`, `natives`, `saving`, `handle`, `retention`: a save under way.
+- `choosing`, `targets`, `reading`, `restoring`, `optimizers`: the way back; `node...`: reading once a host.
+- `preempt`, `life`: agreeing on a last step when the job is told to end; exits, forks.
+- `checkpointer`: the class that users see; `settings`: its arguments.
 
 These modules import torch; `import forebay` alone does not import them.
 """

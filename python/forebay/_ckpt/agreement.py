@@ -22,82 +22,16 @@ import json
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
-from forebay._ckpt.held import Explicit, Layout, Plain
-from forebay._ckpt.meshes import MeshLayout, Region, Shape
+from forebay._ckpt.description import Description, Version, read
+from forebay._ckpt.meshes import Region
 from forebay._ckpt.ranks import Ranks, describe, raise_any
-from forebay._ckpt.share import assign
+from forebay._ckpt.writers import writers
 from forebay._errors import Error, make, quoted
-
-#: Kinds of values; the third is another name of one.
-TENSOR, OBJECT, ALIAS = 0, 1, 2
 
 #: Names in a message.
 _SHOWN = 8
-
-
-@dataclass(slots=True)
-class Entry:
-    """One value of a description."""
-
-    kind: int
-    dtype: str | None
-    shape: Shape
-    #: The place in the description's layouts.
-    layout: int
-    #: The name that it is tied to, for an alias.
-    tied: str | None = None
-
-
-@dataclass(slots=True)
-class Description:
-    """What one rank holds, or several that hold alike."""
-
-    entries: dict[str, Entry] = field(default_factory=dict)
-    layouts: list[Layout] = field(default_factory=list)
-
-    def message(self) -> dict[str, Any]:
-        """The description as text and numbers, the same for the same contents."""
-        names = sorted(self.entries)
-        # Layouts in the order of their first use, so that numbering tells nothing new.
-        order: dict[int, int] = {}
-        rows = []
-        for name in names:
-            entry = self.entries[name]
-            at = order.setdefault(entry.layout, len(order))
-            rows.append([name, entry.kind, entry.dtype, entry.shape, at, entry.tied])
-        return {"rows": rows, "layouts": [_told(self.layouts[at]) for at in order]}
-
-
-#: A description, the ranks that have it, and what it says of one name.
-Version = tuple[Description, tuple[int, ...], Entry]
-
-
-def read(message: dict[str, Any]) -> Description:
-    """A description that another rank told."""
-    description = Description(layouts=[_layout(told) for told in message["layouts"]])
-    for name, kind, dtype, shape, layout, tied in message["rows"]:
-        description.entries[name] = Entry(kind, dtype, tuple(shape), layout, tied)
-    return description
-
-
-def _told(layout: Layout) -> list[Any]:
-    if isinstance(layout, Plain):
-        return ["plain"]
-    if isinstance(layout, MeshLayout):
-        return ["mesh", layout.ranks, layout.sides, layout.placements, layout.reading]
-    return ["regions", layout.regions]
-
-
-def _layout(told: list[Any]) -> Layout:
-    if told[0] == "plain":
-        return Plain()
-    if told[0] == "mesh":
-        placements = tuple((str(kind), int(dim), int(factor)) for kind, dim, factor in told[3])
-        return MeshLayout(tuple(told[1]), tuple(told[2]), placements, int(told[4]))
-    return Explicit(tuple((tuple(offsets), tuple(sizes)) for offsets, sizes in told[1]))
 
 
 @dataclass(slots=True)
@@ -140,10 +74,6 @@ def agree(ranks: Ranks, told: Told, reread: Callable[[dict[str, int]], Descripti
 
     Errors: the first that a rank had, on every rank and named after it; `structure_mismatch`.
     """
-    if ranks.alone:
-        if told.error is not None:
-            raise told.error
-        return _alone(told)
     own = json.dumps(told.description.message(), separators=(",", ":"))
     digest = hashlib.sha256(own.encode()).hexdigest()
     values = _checksum(told.checksums)
@@ -184,11 +114,6 @@ def agree(ranks: Ranks, told: Told, reread: Callable[[dict[str, int]], Descripti
                 descriptions[hashes[sender]] = read(detail["description"])
         warnings += _differing([detail["checksums"] for detail in details])
     return _settled(ranks.rank, hashes, descriptions, digest, answers[0]["first"], told, warnings)
-
-
-def _alone(told: Told) -> Agreed:
-    # Nothing to compare with: the empty hash says so.
-    return Agreed("", told.first, {}, {}, [])
 
 
 def _checksum(checksums: dict[str, int]) -> int:
@@ -246,59 +171,6 @@ def _differing(checksums: Sequence[dict[str, int]]) -> list[str]:
     return [line]
 
 
-@dataclass(slots=True)
-class _Table:
-    """Which ranks hold which regions of one layout and shape; shared by all tensors that have both."""
-
-    holders: dict[Region, tuple[int, ...]]
-    #: Regions that several ranks hold, and elements of each.
-    shared: list[tuple[Region, tuple[int, ...], int]]
-    #: Elements that one rank alone holds, by rank.
-    alone: dict[int, int]
-    #: Bytes of one element of each tensor that has the layout and shape, added up.
-    element_bytes: int = 0
-
-
-class _Tables:
-    def __init__(self) -> None:
-        self.kept: dict[tuple[int, Shape], _Table] = {}
-
-    def find(self, layout: Layout, shape: Shape, members: tuple[int, ...]) -> _Table:
-        """`members` are the ranks of the description that has the layout, which lives as long as this."""
-        kept = self.kept.get((id(layout), shape))
-        if kept is None:
-            kept = self.kept[id(layout), shape] = _table(_holders(layout, shape, members))
-        return kept
-
-
-def _table(holders: dict[Region, tuple[int, ...]]) -> _Table:
-    whole = [(region, ranks, prod(region[1])) for region, ranks in holders.items()]
-    # Shards of nothing are not written, unless there is nothing else: then the tensor is nothing.
-    if any(count for _, _, count in whole):
-        whole = [one for one in whole if one[2]]
-    alone: dict[int, int] = {}
-    for _, ranks, count in whole:
-        if len(ranks) == 1:
-            alone[ranks[0]] = alone.get(ranks[0], 0) + count
-    return _Table(holders, [one for one in whole if len(one[1]) > 1], alone)
-
-
-def _holders(
-    layout: Layout, shape: Shape, members: tuple[int, ...]
-) -> dict[Region, tuple[int, ...]]:
-    if isinstance(layout, Plain):
-        return {((0,) * len(shape), shape): members}
-    found: dict[Region, list[int]] = {}
-    if isinstance(layout, MeshLayout):
-        for rank in layout.ranks:
-            for region in layout.regions(shape, rank):
-                found.setdefault(region, []).append(rank)
-    else:
-        for region in layout.regions:
-            found.setdefault(region, []).extend(members)
-    return {region: tuple(sorted(ranks)) for region, ranks in found.items()}
-
-
 def _settled(
     rank: int,
     hashes: Sequence[str],
@@ -321,73 +193,7 @@ def _settled(
         tied = {entry.tied for _, _, entry in versions}
         if None not in tied and len(tied) == 1:
             ties[name] = rank == min(ranks[0] for _, ranks, _ in versions)
-    writes = _writers(rank, names, ties, told.size_of)
+    writes = writers(rank, names, ties, told.size_of)
     text = json.dumps([len(hashes), hashes], separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Agreed(digest, first, writes, ties, warnings)
-
-
-def _writers(
-    rank: int, names: dict[str, list[Version]], ties: dict[str, bool], size_of: Callable[[str], int]
-) -> dict[tuple[str, Region | None], bool]:
-    tables = _Tables()
-    several: list[_Table] = []
-    shared: list[tuple[int, tuple[int, ...]]] = []
-    keys: list[tuple[str, Region | None]] = []
-    for name, versions in names.items():
-        if name in ties:
-            continue
-        _check_alike(name, versions)
-        entry = versions[0][2]
-        if entry.kind == OBJECT:
-            holders = tuple(sorted(member for _, ranks, _ in versions for member in ranks))
-            shared.append((0, holders))
-            keys.append((name, None))
-            continue
-        item = size_of(entry.dtype or "")
-        table = _table_of(tables, versions, entry.shape)
-        table.element_bytes += item
-        if len(versions) > 1:
-            several.append(table)
-        for region, holders, count in table.shared:
-            shared.append((count * item, holders))
-            keys.append((name, region))
-    loads: dict[int, int] = {}
-    for table in [*tables.kept.values(), *several]:
-        for holder, count in table.alone.items():
-            loads[holder] = loads.get(holder, 0) + count * table.element_bytes
-    assigned = zip(keys, assign(shared, loads), strict=True)
-    return {key: writer == rank for key, writer in assigned}
-
-
-def _table_of(tables: _Tables, versions: list[Version], shape: Shape) -> _Table:
-    found = [
-        tables.find(description.layouts[entry.layout], shape, ranks)
-        for description, ranks, entry in versions
-    ]
-    if len(found) == 1:
-        return found[0]
-    merged: dict[Region, set[int]] = {}
-    for one in found:
-        for region, holders in one.holders.items():
-            merged.setdefault(region, set()).update(holders)
-    return _table({region: tuple(sorted(holders)) for region, holders in merged.items()})
-
-
-def _check_alike(name: str, versions: list[Version]) -> None:
-    _, ranks, entry = versions[0]
-    what = (entry.kind == OBJECT, entry.dtype, entry.shape)
-    for _, others, other in versions[1:]:
-        if (other.kind == OBJECT, other.dtype, other.shape) != what:
-            line = (
-                f"{quoted(name)} is {_words(entry)} on rank {ranks[0]} "
-                f"and {_words(other)} on rank {others[0]}"
-            )
-            hint = "what differs from rank to rank belongs into per_rank="
-            raise make("structure_mismatch", line, None, [hint])
-
-
-def _words(entry: Entry) -> str:
-    if entry.kind == OBJECT:
-        return "an object"
-    return f"a tensor {list(entry.shape)} of {entry.dtype}"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import signal
-import threading
-import weakref
 from collections.abc import Mapping
 from time import monotonic
 from types import TracebackType
@@ -18,9 +15,12 @@ import torch
 from forebay import _native
 from forebay._catalog import PathLike
 from forebay._ckpt import restoring
+from forebay._ckpt.choosing import choose
 from forebay._ckpt.handle import SaveHandle
+from forebay._ckpt.life import Attached, next_key, remember
 from forebay._ckpt.preempt import LEAD_STEPS, Preemption
 from forebay._ckpt.ranks import Ranks
+from forebay._ckpt.reading import load_rank, side_files
 from forebay._ckpt.restoring import Request, RestoreReport
 from forebay._ckpt.retention import GRACE_SECONDS, Retention, prune
 from forebay._ckpt.saving import Run, SideFiles
@@ -28,9 +28,6 @@ from forebay._ckpt.settings import OnBusy, Progress, parse, parse_step
 from forebay._errors import make, usage
 
 _log = logging.getLogger("forebay")
-
-#: An exit waits so long for saves under way: a hung file system must not hold it for ever.
-EXIT_WAIT_SECONDS = 600.0
 
 
 class Checkpointer:
@@ -102,15 +99,15 @@ class Checkpointer:
         self._run: Run | None = None
         self._retention: Retention | None = None
         self._hooks: list[Any] = []
-        self._preemption = Preemption(self._store, _next_key(str(self._settings.directory)))
+        self._preemption = Preemption(self._store, next_key(str(self._settings.directory)))
         self._ranks_kept: Ranks | None = None
         #: Seconds that a save of the `state` given will hold up training; None if none was given.
         self.predicted_stall_s: float | None = None
-        _open.add(self)
+        remember(self)
         if state is not None:
             self._predict(state)
         elif self._settings.staging_bytes is not None:
-            self._opened().warm()
+            self._opened().natives.warm()
 
     def _predict(self, state: Any) -> None:
         mode, seconds = self._opened().prepare(state)
@@ -162,7 +159,7 @@ class Checkpointer:
         self._check_process()
         hook = optimizer.register_step_pre_hook(self._before_step)
         self._hooks.append(hook)
-        return _Attached(self._hooks, hook)
+        return Attached(self._hooks, hook)
 
     def _before_step(self, *_: object) -> None:
         last = None if self._run is None else self._run.last
@@ -208,7 +205,7 @@ class Checkpointer:
         self._check_process()
         ranks = self._ranks()
         directory = self._settings.directory
-        chosen = restoring.choose(directory, step, ranks)
+        chosen = choose(directory, step, ranks)
         request = Request(
             directory,
             state,
@@ -221,7 +218,7 @@ class Checkpointer:
         report = restoring.restore(request, ranks, chosen)
         self._parent = chosen
         if self._run is not None:
-            self._run.parent = chosen
+            self._run.rebase(chosen)
         return report
 
     def per_rank(
@@ -234,7 +231,7 @@ class Checkpointer:
         """What a rank saved as its own, by default this one; empty if it saved nothing. Not a collective call."""
         self._check_process()
         chosen = self._ranks().rank if rank is None else rank
-        return restoring.load_rank(
+        return load_rank(
             self._settings.directory,
             self._number(step),
             chosen,
@@ -245,7 +242,7 @@ class Checkpointer:
     def side_files(self, step: int | Literal["latest"] = "latest") -> dict[str, bytes]:
         """The files that were committed with a step, by name. Not a collective call."""
         self._check_process()
-        return restoring.side_files(self._settings.directory, self._number(step))
+        return side_files(self._settings.directory, self._number(step))
 
     def _number(self, step: object) -> int:
         number = self.latest() if step == "latest" else parse_step(step)
@@ -365,8 +362,7 @@ class Checkpointer:
     def _after(self, handle: SaveHandle) -> None:
         """What follows a save, on the watching thread."""
         if handle._error is not None:
-            cancelled = handle._error.code == "cancelled"
-            level = logging.INFO if cancelled else logging.ERROR
+            level = logging.INFO if handle.cancelled else logging.ERROR
             _log.log(level, "forebay: the save of step %d: %s", handle.step, handle._error)
             return
         run = self._run
@@ -383,46 +379,3 @@ class Checkpointer:
         if self._pid != os.getpid():
             what = "this Checkpointer was made before a fork, in the parent"
             raise make("forked", what, None, ["make one in the child"])
-
-
-class _Attached:
-    """A hook that can be removed."""
-
-    def __init__(self, hooks: list[Any], hook: Any) -> None:
-        self._hooks = hooks
-        self._hook = hook
-
-    def remove(self) -> None:
-        """Removes the hook; saves wait for their copies again."""
-        self._hook.remove()
-        if self._hook in self._hooks:
-            self._hooks.remove(self._hook)
-
-
-_lock = threading.Lock()
-_made: dict[str, int] = {}
-_open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
-
-
-def _next_key(directory: str) -> str:
-    """A key of torch's store for this checkpointer: ranks make theirs in the same order."""
-    with _lock:
-        number = _made[directory] = _made.get(directory, 0) + 1
-    return f"forebay/preempt/{directory}/{number}"
-
-
-def _after_fork() -> None:
-    """The parent's checkpointers are nothing to a child, and its lock may be held by a thread that is not here."""
-    global _lock
-    _lock = threading.Lock()
-    _open.clear()
-
-
-def _at_exit() -> None:
-    deadline = monotonic() + EXIT_WAIT_SECONDS
-    for checkpointer in list(_open):
-        checkpointer.close(max(deadline - monotonic(), 0.0))
-
-
-os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)

@@ -25,6 +25,9 @@ from forebay._errors import make, quoted, usage
 #: A way to a value: keys as text, places in lists as numbers.
 Path = tuple[str | int, ...]
 
+#: States of objects by the object's id: each is asked once, because that takes long.
+States = dict[int, Any]
+
 #: Deeper nesting is taken for a cycle.
 DEPTH_MAX = 100
 
@@ -39,6 +42,14 @@ def has_state(value: object) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(
         getattr(value, "load_state_dict", None)
     )
+
+
+def state_of(value: Any, states: States) -> Any:
+    """The state of an object that has one."""
+    known = states.get(id(value))
+    if known is None:
+        known = states[id(value)] = value.state_dict()
+    return known
 
 
 def is_one_value(value: list[Any]) -> bool:
@@ -84,22 +95,17 @@ class Flat:
     #: Names of mappings that hold nothing: they leave no trace in a checkpoint.
     empty: list[str] = field(default_factory=list)
     shape: Shape | None = None
-    states: Mapping[int, Any] = field(default_factory=dict)
-
-    def state_of(self, value: Any) -> Any:
-        """The state of an object."""
-        known = self.states.get(id(value))
-        return value.state_dict() if known is None else known
+    states: States = field(default_factory=dict)
 
 
-def flatten(state: Any, states: Mapping[int, Any] | None = None) -> Flat:
-    """Flattens a mapping, or an object that has a state. `states` has states that were asked for before, by the object's id.
+def flatten(state: Any, states: States | None = None) -> Flat:
+    """Flattens a mapping, or an object that has a state. `states` has states that were asked for before, and is added to.
 
     Errors: `usage`.
     """
-    flat = Flat(states=states or {})
+    flat = Flat(states={} if states is None else states)
     if has_state(state):
-        own = flat.state_of(state)
+        own = state_of(state, flat.states)
         if not isinstance(own, Mapping):
             raise usage(f"the state of {type(state).__name__} is {type(own).__name__}, no dict")
         flat.owners.append((state, (), own))
@@ -145,7 +151,7 @@ def _entry(
         if not is_one_value(value):
             inner = _list(flat, value, path, depth + 1)
     elif has_state(value):
-        own = flat.state_of(value)
+        own = state_of(value, flat.states)
         flat.owners.append((value, path, own))
         inner = _state_of(flat, own, path, depth + 1)
     shape.inner.append(inner)
@@ -178,7 +184,7 @@ def _twice(flat: Flat) -> Exception:
     return usage("two values of the state have one name")
 
 
-def gather(shape: Shape, state: Any, states: Mapping[int, Any]) -> list[Any] | None:
+def gather(shape: Shape, state: Any, states: States) -> list[Any] | None:
     """The values of a state built as `shape` says, in the order of `flatten`; `None` if it is built otherwise. `states` as
     for `flatten`.
 
@@ -188,13 +194,12 @@ def gather(shape: Shape, state: Any, states: Mapping[int, Any]) -> list[Any] | N
     return values if _fits(shape, state, values, states) else None
 
 
-def _fits(shape: Shape, value: Any, values: list[Any], states: Mapping[int, Any]) -> bool:
+def _fits(shape: Shape, value: Any, values: list[Any], states: States) -> bool:
     entries: Collection[Any]
     if shape.of_object:
         if not has_state(value):
             return False
-        known = states.get(id(value))
-        value = value.state_dict() if known is None else known
+        value = state_of(value, states)
     if shape.keys is not None:
         if not isinstance(value, Mapping) or tuple(value) != shape.keys:
             return False

@@ -47,6 +47,8 @@ class SaveHandle:
         self._report: Report | None = None
         #: Whether somebody has seen the error.
         self._seen = False
+        #: Whether this rank gave the save up.
+        self.cancelled = False
         if skipped:
             self._report = {"step": step, "skipped": True}
             self._over.set()
@@ -114,6 +116,7 @@ class SaveHandle:
     def cancel(self) -> None:
         """Gives the save up, unless it is committed already. Other ranks see it fail."""
         if self._running is not None and not self.done():
+            self.cancelled = True
             self._running.cancel()
 
     def __repr__(self) -> str:

@@ -14,17 +14,16 @@ parts that are larger than their layout says: padding would be stored as if it w
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from forebay._ckpt.kinds import OWN_TYPES, dtype_name, is_dtensor, is_sharded_tensor, local_of
 from forebay._ckpt.meshes import REPLICATE, MeshLayout, Placement, Region, Shape
 from forebay._errors import make, quoted, usage
 
-_OWN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _PROTOCOL = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
 
 
@@ -60,49 +59,6 @@ class Held:
     fits: int = 1
 
 
-def dtype_name(dtype: torch.dtype) -> str:
-    """ "bfloat16" of torch.bfloat16."""
-    name = _DTYPE_NAMES.get(dtype)
-    if name is None:
-        name = _DTYPE_NAMES[dtype] = str(dtype).removeprefix("torch.")
-    return name
-
-
-_DTYPE_NAMES: dict[torch.dtype, str] = {}
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """The dtype of a name. Errors: `unsupported` where this torch has none."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        hint = f"torch {torch.__version__} is too old for it, or the file is damaged"
-        raise make("unsupported", f"torch has no dtype {quoted(name)}", None, [hint])
-    return dtype
-
-
-def is_dtensor(tensor: object) -> bool:
-    """Whether a tensor is a DTensor. Imports nothing: there is none before its module is."""
-    kind = dtensor_type()
-    return kind is not None and isinstance(tensor, kind)
-
-
-def dtensor_type() -> type | None:
-    """The class DTensor, if it was imported."""
-    # torch 2.4 has it under the second name only.
-    for name in ("torch.distributed.tensor", "torch.distributed._tensor"):
-        found = getattr(sys.modules.get(name), "DTensor", None)
-        if isinstance(found, type):
-            return found
-    return None
-
-
-def is_sharded_tensor(tensor: object) -> bool:
-    """Whether a tensor is a ShardedTensor (FSDP1's kind)."""
-    found = sys.modules.get("torch.distributed._shard.sharded_tensor")
-    kind = getattr(found, "ShardedTensor", None)
-    return isinstance(kind, type) and isinstance(tensor, kind)
-
-
 class Describer:
     """Describes tensors; remembers meshes and what their layouts mean here."""
 
@@ -119,7 +75,7 @@ class Describer:
 
     def describe(self, name: str, tensor: torch.Tensor) -> Held | None:
         """What this rank holds; `None` if it is not in the tensor's mesh. Errors: `unsupported`, `structure_mismatch`."""
-        if type(tensor) in _OWN_TYPES:
+        if type(tensor) in OWN_TYPES:
             _check_memory(name, tensor)
             if hasattr(tensor, "global_shape"):
                 return self._by_fields(name, tensor)
@@ -280,7 +236,7 @@ def _placement(name: str, placement: Any) -> Placement:
 def _sharded(name: str, tensor: Any) -> Held:
     regions: list[Region] = []
     for shard in tensor.local_shards():
-        if type(shard.tensor) not in _OWN_TYPES:
+        if type(shard.tensor) not in OWN_TYPES:
             kind = type(shard.tensor).__name__
             what = f"a shard is itself of class {kind}"
             hint = "use the DTensor state dicts of FSDP (torch.distributed.checkpoint.state_dict)"
@@ -307,16 +263,6 @@ def _by_chunks(name: str, source: Any, tensor: Any) -> Held:
     for region in regions:
         _check_region(name, region, shape)
     return Held(dtype_name(tensor.dtype), shape, Explicit(tuple(regions)), regions)
-
-
-def local_of(tensor: Any) -> Any:
-    """The local part of a DTensor, once a collective that makes it is done."""
-    local = getattr(tensor, "_local_tensor", None)
-    if local is None:
-        local = tensor.to_local()
-    if type(local) not in _OWN_TYPES and hasattr(local, "wait"):
-        local = local.wait()
-    return local
 
 
 def memory_of(name: str, tensor: Any, held: Held) -> list[torch.Tensor]:
@@ -367,7 +313,7 @@ def _at(name: str) -> str:
 def same_layout(layout: Layout, name: str, tensor: Any, describer: Describer) -> bool:
     """Whether a tensor is still cut over ranks as it was."""
     if isinstance(layout, Plain):
-        return type(tensor) in _OWN_TYPES and not hasattr(tensor, "global_shape")
+        return type(tensor) in OWN_TYPES and not hasattr(tensor, "global_shape")
     if isinstance(layout, MeshLayout):
         if not is_dtensor(tensor):
             return False

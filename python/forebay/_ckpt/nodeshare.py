@@ -23,7 +23,7 @@ import torch
 
 from forebay import _native
 from forebay._ckpt import nodememory, nodeplan, noderanks
-from forebay._ckpt.held import dtype_of
+from forebay._ckpt.kinds import dtype_of
 from forebay._ckpt.meshes import Region
 from forebay._ckpt.nodememory import NodeMemory
 from forebay._ckpt.nodeplan import Part, Placed, outside, overlap

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from forebay._ckpt.flatten import Path
-from forebay._ckpt.held import dtype_of
+from forebay._ckpt.kinds import dtype_of
 
 #: Name, path, kind (0 tensor, 1 object), dtype, shape: entries of a checkpoint.
 Entry = tuple[str, Path, int, str | None, Sequence[int]]

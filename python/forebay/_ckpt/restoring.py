@@ -18,19 +18,18 @@ import torch
 
 from forebay import _native
 from forebay._ckpt.flatten import Flat, flatten, has_state
-from forebay._ckpt.held import Describer, dtype_of
+from forebay._ckpt.held import Describer
 from forebay._ckpt.nodeshare import SHARED_BYTES, Job, Want, read_together
 from forebay._ckpt.objects import unpack
 from forebay._ckpt.optimizers import is_fresh, state_for
-from forebay._ckpt.plans import PER_RANK
+from forebay._ckpt.perrank import PER_RANK
 from forebay._ckpt.quiet import quiet
 from forebay._ckpt.ranks import Ranks
-from forebay._ckpt.settings import Progress, parse_step
+from forebay._ckpt.reading import read_regions
+from forebay._ckpt.settings import Progress
 from forebay._ckpt.snapshot import HOST
 from forebay._ckpt.targets import Contents, Piece, Targets, match, nested_value, unexpected
 from forebay._errors import Error, make, quoted, usage
-from forebay._options import Options, engine
-from forebay._process import remember_session
 
 _SHOWN = 8
 
@@ -79,44 +78,6 @@ class Request:
     progress: Progress | None
     #: Memory that the ranks of a host share while they read; 0 for none.
     node_bytes: int = SHARED_BYTES
-
-
-def choose(directory: Path, step: object, ranks: Ranks) -> int:
-    """The step to restore, the same on all ranks. A collective call. Errors: `not_found`, `not_committed`, `usage`."""
-    error: Error | None = None
-    chosen = -1
-    try:
-        if step == "latest":
-            chosen = _latest(directory) if ranks.rank == 0 else -1
-        else:
-            chosen = parse_step(step)
-            if ranks.rank == 0:
-                # Refuses what is not committed, with what is there.
-                _native.read_lease(directory, chosen)
-    except Error as raised:
-        error = raised
-    if ranks.alone:
-        if error is not None:
-            raise error
-        return chosen
-    answers = ranks.exchange({"error": None, "step": chosen, "named": step != "latest"})
-    ranks.raise_first(error)
-    first = int(answers[0]["step"])
-    for rank, answer in enumerate(answers):
-        if answer["named"] != answers[0]["named"] or (answer["named"] and answer["step"] != first):
-            what = f"rank 0 restores step {first}, rank {rank} asked for step {answer['step']}"
-            raise make("structure_mismatch", what, str(directory))
-    return first
-
-
-def _latest(directory: Path) -> int:
-    found = _native.latest(directory)
-    if found is not None:
-        return int(found)
-    steps = _native.steps(directory) if directory.is_dir() else []
-    left = ", ".join(f"{one['step']} ({one['state']})" for one in steps[-20:])
-    hint = f"there are only leftovers: {left}" if left else "is it the right folder?"
-    raise make("not_found", "no step is committed", str(directory), [hint])
 
 
 def restore(request: Request, ranks: Ranks, step: int) -> RestoreReport:
@@ -352,85 +313,3 @@ def _some(names: Sequence[str]) -> str:
 
 def _can_be_filled(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
-
-
-def read_regions(
-    checkpoint: _native.Checkpoint,
-    wants: Sequence[tuple[int, Sequence[int], Sequence[int]]],
-    memory: Sequence[torch.Tensor],
-    device: str,
-    threads: int | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Any]:
-    """Reads regions of entries into contiguous memory of one device, all of it checked; returns the report."""
-    options = Options(threads)
-    order, session = checkpoint.start(engine(device, options), list(wants), threads=threads)
-    remember_session(session)
-    try:
-        owners = [memory[number] for number in order]
-        stream = None
-        if device != "host":
-            stream = int(torch.cuda.current_stream(memory[0].device).cuda_stream)
-        session.provide([owner.data_ptr() for owner in owners], owners, stream)
-        return session.finish(progress)
-    except BaseException:
-        session.cancel()
-        raise
-
-
-def load_rank(
-    directory: Path, step: int, rank: int, weights_only: bool, threads: int | None
-) -> dict[str, Any]:
-    """The own values of any rank of a step, as they were given to `save`; tensors in host memory."""
-    lease = _native.read_lease(directory, step)
-    checkpoint = _native.Checkpoint(directory, step=step)
-    prefix = f"{PER_RANK}{rank}/"
-    state: dict[str, Any] = {}
-    wants: list[tuple[int, Sequence[int], Sequence[int]]] = []
-    memory: list[torch.Tensor] = []
-    for number, (name, path, kind, dtype, shape) in enumerate(checkpoint.entries):
-        if not name.startswith(prefix):
-            continue
-        value: Any
-        if kind == 0:
-            value = torch.empty(tuple(shape), dtype=dtype_of(dtype or ""))
-            if value.numel():
-                wants.append((number, (0,) * len(shape), tuple(shape)))
-                memory.append(value)
-        else:
-            value = unpack(checkpoint, name, weights_only)
-        way = (str(path[0])[len(prefix) :], *path[1:]) if path else (name[len(prefix) :],)
-        _put(state, way, value)
-    if wants:
-        read_regions(checkpoint, wants, memory, "host", threads)
-    del lease
-    return state
-
-
-def side_files(directory: Path, step: int) -> dict[str, bytes]:
-    """The files that were committed with a step."""
-    lease = _native.read_lease(directory, step)
-    checkpoint = _native.Checkpoint(directory, step=step)
-    found = {name: checkpoint.side_file(name) for name in checkpoint.side_files}
-    del lease
-    return found
-
-
-def _put(state: dict[str, Any], path: Sequence[str | int], value: Any) -> None:
-    """Puts a value into nested dicts and lists, making those that are missing."""
-    home: Any = state
-    for key, following in zip(path, path[1:], strict=False):
-        inner: Any = [] if isinstance(following, int) else {}
-        if isinstance(home, list):
-            home.extend([None] * (int(key) + 1 - len(home)))
-            if home[int(key)] is None:
-                home[int(key)] = inner
-            home = home[int(key)]
-        else:
-            home = home.setdefault(key, inner)
-    last = path[-1]
-    if isinstance(home, list):
-        home.extend([None] * (int(last) + 1 - len(home)))
-        home[int(last)] = value
-    else:
-        home[last] = value

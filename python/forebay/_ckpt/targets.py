@@ -16,7 +16,7 @@ from forebay._ckpt.flatten import Flat, Path
 from forebay._ckpt.held import Describer, Held, memory_of
 from forebay._ckpt.meshes import Region
 from forebay._ckpt.optimizers import Entry
-from forebay._ckpt.plans import PER_RANK
+from forebay._ckpt.perrank import PER_RANK
 from forebay._ckpt.ties import find_ties
 from forebay._errors import Error, make, quoted
 

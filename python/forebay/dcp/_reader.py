@@ -30,9 +30,9 @@ from torch.futures import Future
 
 from forebay import _native
 from forebay._catalog import PathLike
-from forebay._ckpt.held import dtype_of
+from forebay._ckpt.kinds import dtype_of
 from forebay._ckpt.objects import check_harmless
-from forebay._ckpt.restoring import read_regions
+from forebay._ckpt.reading import read_regions
 from forebay._errors import make, quoted
 from forebay.dcp._alone import read_metadata
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from forebay._ckpt.held import dtensor_type, is_dtensor, is_sharded_tensor, local_of
+from forebay._ckpt.kinds import dtensor_type, is_dtensor, is_sharded_tensor, local_of
 from forebay._errors import make, usage
 
 #: Tensors start at multiples of this.

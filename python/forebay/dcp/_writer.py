@@ -32,8 +32,8 @@ from torch.futures import Future
 
 from forebay import _native
 from forebay._catalog import PathLike
-from forebay._ckpt.held import dtype_name
-from forebay._ckpt.plans import Item
+from forebay._ckpt.kinds import dtype_name
+from forebay._ckpt.layout import Item
 from forebay._ckpt.settings import STAGING_BYTES
 from forebay._ckpt.snapshot import Snapshots, device_of
 from forebay._errors import make, quoted, usage

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ckpt_cases.harness import recorded
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import forebay
+from ckpt_cases.harness import recorded
 from forebay._errors import make
 
 #: Every collective call of torch that there is.
@@ -136,9 +136,9 @@ def own_values(rank: int, directory: str, restore: bool) -> Any:
 
 def one_rank_builds_otherwise(rank: int, directory: str) -> tuple[str, str, float]:
     """Rank 1 alone adds a tensor after the first save; what each rank hears of it, and after how long."""
-    from forebay._ckpt import saving
+    from forebay._ckpt import structures
 
-    saving.PATIENCE_SECONDS = 2.0
+    structures.PATIENCE_SECONDS = 2.0
     state = {"w": torch.ones(4)}
     checkpoints = forebay.Checkpointer(directory)
     checkpoints.save(1, state).wait()
@@ -149,7 +149,6 @@ def one_rank_builds_otherwise(rank: int, directory: str) -> tuple[str, str, floa
         handle = checkpoints.save(2, state)
     except forebay.Error as error:
         return error.code, str(error), time.monotonic() - began
-    handle.cancel()
     error_ = handle.exception(60)
     assert error_ is not None
     return error_.code, str(error_), time.monotonic() - began
@@ -258,9 +257,9 @@ def different_steps(rank: int, directory: str) -> str:
 
 def storage_that_is_not_shared(rank: int, directory: str) -> str:
     """Every rank has a folder of its own."""
-    from forebay._ckpt import saving
+    from forebay._ckpt import natives
 
-    saving._LOOK_SECONDS = 0.5
+    natives._LOOK_SECONDS = 0.5
     with forebay.Checkpointer(f"{directory}/{rank}") as checkpoints:
         try:
             checkpoints.save(1, {"w": torch.ones(1)})

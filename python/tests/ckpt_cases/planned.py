@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from ckpt_cases import meshes
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
+from ckpt_cases import meshes
 from forebay.dcp import Reader, Stager, Writer
 
 

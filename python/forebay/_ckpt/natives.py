@@ -1,0 +1,122 @@
+"""The native objects of one run of saves: staging pools and savers by device, and the run's name and epoch in the directory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+
+from forebay import _native
+from forebay._ckpt.ranks import Ranks
+from forebay._ckpt.settings import STAGING_BYTES, Settings
+from forebay._ckpt.snapshot import current_device
+from forebay._errors import Error, make
+from forebay._options import Options, engine
+
+#: How long a rank looks for what rank 0 wrote into the directory: networked file systems show new names late.
+_LOOK_SECONDS = 10.0
+
+
+class Natives:
+    """See the module."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.run_id: str | None = None
+        self.epoch: int | None = None
+        self._savers: dict[str, _native.Saver] = {}
+        self._pools: dict[str, _native.Pool] = {}
+
+    @property
+    def staging_bytes(self) -> int:
+        """The size of a staging pool."""
+        return self.settings.staging_bytes or STAGING_BYTES
+
+    def open(self, run_id: str, ranks: Ranks, device: str, parent: int | None) -> None:
+        """Makes a run known in the directory: claims its epoch, and sees that all ranks mean one directory. `parent` is the step
+        that it goes on from. A collective call."""
+        self.forget()
+        self.run_id = run_id
+        error: Error | None = None
+        epoch: int | None = None
+        if ranks.rank == 0:
+            try:
+                epoch = self.saver(device, ranks).claim(parent)
+            except Error as raised:
+                error = raised
+        if ranks.alone:
+            if error is not None:
+                raise error
+            self.epoch = epoch
+            return
+        answers = ranks.exchange({"error": None, "epoch": epoch})
+        ranks.raise_first(error)
+        self.epoch = int(answers[0]["epoch"])
+        if ranks.rank:
+            try:
+                self._see_rank_0()
+                self.saver(device, ranks)
+            except Error as raised:
+                error = raised
+        ranks.raise_first(error)
+
+    def _see_rank_0(self) -> None:
+        """Whether the directory here is the one that rank 0 writes to."""
+        until = time.monotonic() + _LOOK_SECONDS
+        while not self._is_there():
+            if time.monotonic() > until:
+                what = "what rank 0 wrote does not show here: the directory is not shared"
+                hint = "checkpoints of several nodes need a file system that all of them mount"
+                raise make("not_found", what, str(self.settings.directory), [hint])
+            time.sleep(0.05)
+
+    def _is_there(self) -> bool:
+        try:
+            return bool(os.listdir(self.settings.directory))
+        except OSError:
+            return False
+
+    def saver(self, device: str, ranks: Ranks) -> _native.Saver:
+        """The native saver of a device."""
+        found = self._savers.get(device)
+        if found is None:
+            assert self.run_id is not None
+            found = self._savers[device] = _native.Saver(
+                self.settings.directory,
+                rank=ranks.rank,
+                world=ranks.size,
+                run_id=self.run_id,
+                engine=engine(device, Options()),
+                pool=self.pool(device),
+                takers=self.settings.threads,
+                overwrite=self.settings.overwrite,
+                who=f"rank {ranks.rank} on {platform.node()}, process {os.getpid()}",
+            )
+        return found
+
+    def pool(self, device: str) -> _native.Pool:
+        """The staging pool of a device."""
+        found = self._pools.get(device)
+        if found is None:
+            found = self._pools[device] = _native.Pool(
+                engine(device, Options()),
+                self.staging_bytes,
+                prewarm=self.settings.staging_bytes is not None,
+            )
+        return found
+
+    def warm(self) -> None:
+        """Makes the staging memory that was asked for now, where the device is known."""
+        device = self.settings.device or current_device()
+        if self.settings.staging_bytes is not None and device is not None:
+            self.pool(device)
+
+    def forget(self) -> None:
+        """Ends the run; pools stay."""
+        self.run_id = self.epoch = None
+        self._savers.clear()
+
+    def release(self) -> None:
+        """Gives the pools back; a saver holds its pool."""
+        self._savers.clear()
+        self._pools.clear()

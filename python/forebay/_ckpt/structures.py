@@ -1,0 +1,250 @@
+"""From a state to what is written of it: recognising structures, and agreeing on new ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forebay._ckpt import layout, plans
+from forebay._ckpt.agreement import Agreed, Told, agree
+from forebay._ckpt.description import Description
+from forebay._ckpt.flatten import States
+from forebay._ckpt.held import Describer
+from forebay._ckpt.objects import Stored, pack
+from forebay._ckpt.perrank import Own, describe_own
+from forebay._ckpt.plans import Plan
+from forebay._ckpt.ranks import Ranks
+from forebay._errors import Error, make, usage
+
+#: Structures that are kept: a state with and one without the optimizer, and two more.
+_PLANS = 4
+
+#: How long a rank waits for the others when its structure changed after the first save.
+PATIENCE_SECONDS = 120.0
+
+_SHOWN = 8
+
+
+@dataclass(slots=True, eq=False)
+class Ready:
+    """What one save writes, in the order of the native structure's items."""
+
+    plan: Plan
+    tensors: list[torch.Tensor]
+    objects: list[Stored]
+    #: Whether ranks had to talk about it.
+    talked: bool
+
+
+#: Makes a run known, once its ranks agree on its name: its id, and the state's tensors.
+Open = Callable[[str, Sequence[torch.Tensor]], None]
+
+
+class Structures:
+    """The structures that ranks agreed on."""
+
+    def __init__(self, ranks: Ranks, files: int | None, run: Open) -> None:
+        self.ranks = ranks
+        self._files = files
+        self._open = run
+        self._describer = Describer(ranks.rank, ranks.group_rank)
+        self._plans: list[Plan] = []
+        #: By the hash of this rank's description.
+        self._agreed: dict[str, Agreed] = {}
+        self._run_id = ""
+        self._told: set[str] = set()
+
+    @property
+    def known(self) -> bool:
+        """Whether ranks agreed on anything yet."""
+        return bool(self._agreed)
+
+    def forget(self) -> None:
+        """The next save is the first of a run."""
+        self._plans.clear()
+        self._agreed.clear()
+
+    def describe(self, state: Any) -> tuple[Plan, list[torch.Tensor]]:
+        """A state as it is here, and all pieces of its tensors. Nobody else hears of it."""
+        plan, values = plans.describe(state, self._describer, {})
+        return plan, [piece for group in plans.memory(plan, values) for piece in group]
+
+    def prepare(self, counter: int, step: int, state: Any, per_rank: Any) -> Ready:
+        """What to write of a state. Collective for a structure that was never seen. Errors: those of describing a state, and
+        of other ranks."""
+        states: States = {}
+        for place, plan in enumerate(self._plans):
+            found = plans.fits(plan, state, self._describer, states)
+            if found is not None:
+                self._plans.insert(0, self._plans.pop(place))
+                values, pieces = found
+                own = self._own(per_rank)
+                packed = layout.pack_objects(plan, values, plan.writes_objects)
+                return self._gather(plan, own, pieces, packed, False)
+        return self._new(counter, step, state, per_rank, states)
+
+    def _new(self, counter: int, step: int, state: Any, per_rank: Any, states: States) -> Ready:
+        """A structure that was not seen before, or not lately."""
+        plan: Plan | None = None
+        values: list[Any] = []
+        packed: dict[int, Stored] = {}
+        own: Own | None = None
+        failure: BaseException | None = None
+        try:
+            plan, values = plans.describe(state, self._describer, states)
+            packed = layout.pack_objects(plan, values, plan.objects)
+            own = self._own(per_rank)
+        except Exception as error:
+            if self.ranks.alone or self.known:
+                # Later on others may have nothing to agree on, so nobody may wait for this rank.
+                raise
+            failure = error
+        talked = self._agree(counter, step, plan, values, packed, own, failure)
+        assert plan is not None
+        self._plans.insert(0, plan)
+        del self._plans[_PLANS:]
+        return self._gather(plan, own, plans.memory(plan, values), packed, talked)
+
+    def _own(self, per_rank: Any) -> Own | None:
+        if not per_rank:
+            return None
+        return describe_own(self.ranks.rank, per_rank, self._describer)
+
+    def _gather(
+        self,
+        plan: Plan,
+        own: Own | None,
+        pieces: Sequence[Sequence[torch.Tensor]],
+        packed: Mapping[int, Stored],
+        talked: bool,
+    ) -> Ready:
+        if plan.structure is None or plan.own_signature != (own and own.signature()):
+            layout.lay_out(plan, own, self.ranks.rank, self.ranks.size, self._files)
+        tensors = [pieces[at][number] for at, number in plan.writes]
+        objects = [packed[place] for place in plan.writes_objects]
+        if own is not None:
+            for name, value, held in zip(own.flat.names, own.flat.values, own.held, strict=True):
+                if held is None:
+                    objects.append(pack(name, value))
+                else:
+                    tensors.append(value)
+        return Ready(plan, tensors, objects, talked)
+
+    def _agree(
+        self,
+        counter: int,
+        step: int,
+        plan: Plan | None,
+        values: Sequence[Any],
+        packed: Mapping[int, Stored],
+        own: Own | None,
+        failure: BaseException | None,
+    ) -> bool:
+        """Finds or makes the agreement on a plan's structure; True if ranks had to talk about it."""
+        ranks = self.ranks
+        if ranks.alone:
+            assert plan is not None
+            self._agree_alone(plan, values, own)
+            return False
+        first = not self.known
+        description = Description() if plan is None else layout.description(plan)
+        digest = _digest(description)
+        known = self._agreed.get(digest)
+        if plan is not None and known is not None:
+            plan.agreed = known
+            return False
+        if not first:
+            ranks.meet(f"{self._run_id}/{counter}", PATIENCE_SECONDS, _left_alone)
+        told = Told(
+            description,
+            {} if plan is None else layout.checksums(plan, values, packed),
+            layout.element_bytes,
+            step,
+            _as_error(failure),
+            {"run": secrets.token_hex(4)} if first else {},
+            {} if plan is None else layout.readings(plan),
+        )
+
+        def reread(found: Mapping[str, int]) -> Description:
+            return description if plan is None else layout.reread(plan, self._describer, found)
+
+        try:
+            agreed = agree(ranks, told, reread)
+        except Error as raised:
+            if failure is not None and not isinstance(failure, Error):
+                raise failure from raised
+            raise
+        assert plan is not None
+        plan.agreed = agreed
+        if first:
+            self._begin(str(agreed.first["run"]), plan, values)
+        ranks.raise_first(self._lay_out(plan, own))
+        self._agreed[digest] = agreed
+        self._tell(plan, agreed)
+        return True
+
+    def _agree_alone(self, plan: Plan, values: Sequence[Any], own: Own | None) -> None:
+        """With nobody to ask everything is as it is here."""
+        ties = {plan.names[plan.tensors[at]]: True for at in plan.ties}
+        plan.agreed = Agreed("", {}, {}, ties, [])
+        if not self.known:
+            self._begin(secrets.token_hex(4), plan, values)
+        error = self._lay_out(plan, own)
+        if error is not None:
+            raise error
+        self._agreed["alone"] = plan.agreed
+        self._tell(plan, plan.agreed)
+
+    def _begin(self, run_id: str, plan: Plan, values: Sequence[Any]) -> None:
+        self._run_id = run_id
+        self._open(run_id, [values[at] for at in plan.tensors])
+
+    def _lay_out(self, plan: Plan, own: Own | None) -> Error | None:
+        """Makes the native structure; the error if that cannot be, for the others to hear of."""
+        try:
+            layout.lay_out(plan, own, self.ranks.rank, self.ranks.size, self._files)
+        except Error as error:
+            return error
+        return None
+
+    def _tell(self, plan: Plan, agreed: Agreed) -> None:
+        """What is worth a warning, once."""
+        if self.ranks.rank:
+            return
+        lines = list(agreed.warnings)
+        if plan.empty:
+            shown = ", ".join(plan.empty[:_SHOWN]) + (", ..." if len(plan.empty) > _SHOWN else "")
+            lines.append(
+                f"these parts of the state hold nothing, so nothing of them is saved: {shown}"
+            )
+        for line in lines:
+            if line not in self._told:
+                self._told.add(line)
+                warnings.warn(line, stacklevel=9)
+
+
+def _left_alone(came: int, size: int) -> Error:
+    what = (
+        f"the structure of the state changed on {came} of {size} ranks: "
+        f"the others saved it as before, or not at all"
+    )
+    hint = "what differs from rank to rank belongs into per_rank="
+    return make("structure_mismatch", what, None, [hint])
+
+
+def _digest(description: Description) -> str:
+    text = json.dumps(description.message(), separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _as_error(failure: BaseException | None) -> Error | None:
+    if failure is None or isinstance(failure, Error):
+        return failure
+    return usage(f"describing the state failed: {type(failure).__name__}: {failure}")

@@ -97,8 +97,9 @@ macro_rules! fixtures {
 }
 
 fixtures! {
-    dtypes_w2 file_per_item_w2 hf_w2 hybrid_w4 mesh2x2_w4 nested_w1 no_flatten_w1 odd_keys_w1 optimizer_w1 plain_w1
-    shard0_w2 shards_w4 three_threads_w2 two_threads_w4 uneven_w4 views_w1 zstd_w1
+    dtypes_w2 file_per_item_w2 hf_w2 hybrid_w4 mesh2x2_w4 nested_w1 no_flatten_w1 odd_keys_w1
+    optimizer_w1 plain_w1 shard0_w2 shards_w4 three_threads_w2 two_threads_w4 uneven_w4 views_w1
+    zstd_w1
 }
 
 #[test]

@@ -155,7 +155,8 @@ pub struct Catalog {
     pub objects: Vec<ObjectEntry>,
     /// Bytes whose checksum is known, in order of (file, offset).
     pub checks: Vec<Check>,
-    /// Whether those cover every byte of every tensor in blocks that are small enough to be checked while they are loaded.
+    /// Whether those cover every byte of every tensor in blocks that are small enough to be checked while they are
+    /// loaded.
     pub has_blocks: bool,
     /// What was accepted but is worth telling.
     pub warnings: Vec<String>,

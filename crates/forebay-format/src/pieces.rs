@@ -24,8 +24,8 @@ const GAP_BYTES: u64 = 16 << 10;
 pub struct Placed {
     /// Which of the catalog's files.
     pub file: usize,
-    /// The copy, counted in the file from its first byte on. Its loops are in the order of the file, so that the file is
-    /// read forwards once, whatever the order of the target; but for loops that repeat bytes, which are outermost.
+    /// The copy, counted in the file from its first byte on. Its loops are in the order of the file, so that the file
+    /// is read forwards once, whatever the order of the target; but for loops that repeat bytes, which are outermost.
     pub runs: CopyRuns,
 }
 
@@ -41,8 +41,8 @@ impl Placed {
 impl TensorEntry {
     /// The copies that make a region of the tensor, row-major; `None` is all of it.
     ///
-    /// Errors: that for which its item could not be opened; `misaligned` for a region of elements below a byte that does not fall on bytes, `overflow` where a place
-    /// leaves 64 bits.
+    /// Errors: that for which its item could not be opened; `misaligned` for a region of elements below a byte that
+    /// does not fall on bytes, `overflow` where a place leaves 64 bits.
     pub fn gathers(&self, region: Option<&Region>) -> Result<Vec<Placed>> {
         let whole = Region::whole(&self.shape);
         let region = region.unwrap_or(&whole);
@@ -135,9 +135,9 @@ pub fn sha256_tensor(files: &[Arc<OpenFile>], entry: &TensorEntry) -> Result<[u8
     Ok(hasher.finalize().into())
 }
 
-/// Compares the checksums that a catalog has of bytes that these tensors lie in with the files. `each` is called with the
-/// bytes of each piece that was read, from several threads; its error ends the check. Returns how many checksums there
-/// were and of how many bytes. A tensor may lie in bytes without one.
+/// Compares the checksums that a catalog has of bytes that these tensors lie in with the files. `each` is called with
+/// the bytes of each piece that was read, from several threads; its error ends the check. Returns how many checksums
+/// there were and of how many bytes. A tensor may lie in bytes without one.
 ///
 /// Errors: `checksum`, which names file, byte and tensors; what reading gives; what [`TensorEntry::gathers`] gives.
 pub fn verify_checks(

@@ -1,5 +1,5 @@
-//! Files of torch.save, made by torch itself (tests/cases/torch, with the script), read as models; and archives that are
-//! damaged at every place.
+//! Files of torch.save, made by torch itself (tests/cases/torch, with the script), read as models; and archives that
+//! are damaged at every place.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of tests are tests")]
 

@@ -5,8 +5,8 @@
 //! `offset` counts from the start of that file, `sha256` is over the tensor's row-major bytes. Of a checkpoint file and
 //! offset are those of the tensor's first item; the digest is of the whole tensor, put together.
 //!
-//! `objects` is there for formats that hold more than tensors: `{"name", "type", "value"}` for plain data, in the order of
-//! the format, `{"name", "type", "opaque": why}` for what has no JSON form or would have to be executed, and
+//! `objects` is there for formats that hold more than tensors: `{"name", "type", "value"}` for plain data, in the
+//! order of the format, `{"name", "type", "opaque": why}` for what has no JSON form or would have to be executed, and
 //! `{"name", "error": code, "what"}` for what cannot be read.
 
 use std::collections::HashSet;

@@ -72,21 +72,14 @@ pub(crate) fn run(args: &LoadArgs, console: &Console) -> Result<()> {
         true => Some(digests(&model.catalog, &wanted, &targets)?),
         false => None,
     };
-    let tensors: Vec<usize> = wanted.iter().map(|want| want.tensor).collect();
-    let blocks_bytes = job.plan.checked_bytes();
-    // What the engine checked on the way needs no second look.
-    let checksums = match model.catalog.has_blocks {
-        true => (0, 0),
-        false => verify::checksums(&model, &tensors, console)?,
-    };
+    let checks = (job.plan.checked_bytes(), second_look(&model, &wanted, console)?);
     model.check_unchanged()?;
     let threads = loads.last().map_or(1, |run| run.threads);
     let (limit, limit_unknown) = measure_limit(&device, threads, job.plan.bytes());
     for run in &mut loads {
         run.share_of_limit = limit.as_ref().map(|limit| run.gb_per_s / limit.gb_per_s);
     }
-    let (verified, not_verified) =
-        verdicts(&model, &checked, (blocks_bytes, checksums), loads.last());
+    let (verified, not_verified) = verdicts(&model, &checked, checks, loads.last());
     let report = LoadReport {
         model: args.model.display().to_string(),
         format: model.catalog.format.name(),
@@ -117,6 +110,16 @@ fn resolve(opened: &Opened, wanted: &[Wanted]) -> Result<Model> {
     let entries = wanted.iter().filter_map(|want| tensors.get(want.tensor));
     let names: HashSet<&str> = entries.map(|entry| entry.name.as_str()).collect();
     opened.resolve(|name| names.contains(name))
+}
+
+/// Compares stored checksums with the files, where the engine could not do it on the way: how many, and of how many
+/// bytes.
+fn second_look(model: &Model, wanted: &[Wanted], console: &Console) -> Result<(usize, u64)> {
+    if model.catalog.has_blocks {
+        return Ok((0, 0));
+    }
+    let tensors: Vec<usize> = wanted.iter().map(|want| want.tensor).collect();
+    verify::checksums(model, &tensors, console)
 }
 
 /// The limit, or why there is none. A limit that cannot be measured does not make the load a failure.
@@ -215,8 +218,8 @@ fn digests(catalog: &Catalog, wanted: &[Wanted], targets: &Targets) -> Result<Ve
     })
 }
 
-/// What was verified, and what could not be. `blocks_bytes` were checked as they were read; `checksums` are those of whole
-/// records: how many, and of how many bytes.
+/// What was verified, and what could not be. `blocks_bytes` were checked as they were read; `checksums` are those of
+/// whole records: how many, and of how many bytes.
 fn verdicts(
     model: &Model,
     checked: &[String],

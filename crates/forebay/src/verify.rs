@@ -106,8 +106,8 @@ fn sha256_of_file(open: &OpenFile, progress: &Progress) -> Result<String> {
     Ok(hex(&hasher.finalize()))
 }
 
-/// SHA-256 of every one of these tensors, in hexadecimal digits. Bytes whose checksum the format keeps are compared with
-/// it first, so that no digest is one of damaged bytes.
+/// SHA-256 of every one of these tensors, in hexadecimal digits. Bytes whose checksum the format keeps are compared
+/// with it first, so that no digest is one of damaged bytes.
 pub(crate) fn digests(model: &Model, tensors: &[usize], console: &Console) -> Result<Vec<String>> {
     checksums(model, tensors, console)?;
     let entries = || tensors.iter().filter_map(|&index| model.catalog.tensors.get(index));
@@ -128,8 +128,8 @@ pub(crate) fn digests(model: &Model, tensors: &[usize], console: &Console) -> Re
     Ok(digests)
 }
 
-/// Compares the bytes that these tensors lie in with the checksums that the format keeps; how many there were, and of how
-/// many bytes. Plain safetensors have none.
+/// Compares the bytes that these tensors lie in with the checksums that the format keeps; how many there were, and of
+/// how many bytes. Plain safetensors have none.
 pub(crate) fn checksums(
     model: &Model,
     tensors: &[usize],

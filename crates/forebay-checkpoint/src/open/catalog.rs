@@ -1,9 +1,9 @@
 //! Checkpoints as models: a catalog that the engine loads tensors from, straight out of the data files.
 //!
-//! A tensor's pieces are where its chunks are: the bytes inside of each item, row-major or strided. To know them the items
-//! have to be opened, so it goes in two steps: a listing from the metadata alone ([`open_model`]), and the pieces of
-//! those tensors that are wanted ([`Opened::resolve`]). A tensor whose item is damaged keeps its error, which whoever
-//! loads it gets; the others load. Items that were compressed are decoded into memory first.
+//! A tensor's pieces are where its chunks are: the bytes inside of each item, row-major or strided. To know them the
+//! items have to be opened, so it goes in two steps: a listing from the metadata alone ([`open_model`]), and the
+//! pieces of those tensors that are wanted ([`Opened::resolve`]). A tensor whose item is damaged keeps its error,
+//! which whoever loads it gets; the others load. Items that were compressed are decoded into memory first.
 
 use super::item::Elements;
 use super::{Checkpoint, Concern, Origin};
@@ -104,8 +104,8 @@ impl Opened {
         self.checkpoint.as_ref()
     }
 
-    /// The model with the tensors of these names ready to be read; they keep their numbers in the catalog. Of a model that
-    /// is no checkpoint all are, always.
+    /// The model with the tensors of these names ready to be read; they keep their numbers in the catalog. Of a model
+    /// that is no checkpoint all are, always.
     pub fn resolve(&self, wanted: impl Fn(&str) -> bool) -> Result<Model> {
         let Some(checkpoint) = &self.checkpoint else { return Ok(self.listing.clone()) };
         let mut catalog = self.listing.catalog.clone();
@@ -291,8 +291,8 @@ fn settle(tensor: &mut TensorEntry) {
 }
 
 impl Checkpoint {
-    /// A model of these regions, `(number of the entry, region)`: only the chunks that share elements with one of them are
-    /// opened. Its tensors have the names of the entries.
+    /// A model of these regions, `(number of the entry, region)`: only the chunks that share elements with one of
+    /// them are opened. Its tensors have the names of the entries.
     ///
     /// Errors: `usage` for an entry that is no tensor; `bad_slice` for a region outside of its tensor.
     pub fn model_for(&self, wants: &[(usize, Region)]) -> Result<Model> {

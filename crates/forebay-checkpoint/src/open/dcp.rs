@@ -110,8 +110,8 @@ pub(super) fn leftovers(listing: &Listing) -> impl Iterator<Item = Warning> + '_
     })
 }
 
-/// Data files that nothing refers to: from an earlier save on more ranks, or one that did not end. An empty one is what a
-/// rank without data leaves, in any save.
+/// Data files that nothing refers to: from an earlier save on more ranks, or one that did not end. An empty one is
+/// what a rank without data leaves, in any save.
 pub(super) fn stale_files(folder: &Path, listing: &Listing, files: &[String]) -> Vec<Warning> {
     let used: BTreeSet<&str> = files.iter().map(String::as_str).collect();
     let holds_bytes =

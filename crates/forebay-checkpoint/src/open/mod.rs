@@ -7,9 +7,9 @@
 //! | torch's Hugging Face storage writer | `DCP_SHARDING_INFO` in safetensors headers | all headers |
 //!
 //! `.metadata` decides whether a checkpoint counts: data files without it are a save that did not end, and are never
-//! guessed from. Opening reads metadata and the names in the folder, no data file: one that is missing or damaged is the
-//! trouble of those entries that need it ([`Checkpoint::read_tensor`], [`Checkpoint::verify`]), and all others can be
-//! read. What lies in the folder and belongs to nothing is told as a warning.
+//! guessed from. Opening reads metadata and the names in the folder, no data file: one that is missing or damaged is
+//! the trouble of those entries that need it ([`Checkpoint::read_tensor`], [`Checkpoint::verify`]), and all others
+//! can be read. What lies in the folder and belongs to nothing is told as a warning.
 
 mod catalog;
 mod dcp;
@@ -108,9 +108,9 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens the checkpoint in a folder.
     ///
-    /// Errors: `not_committed` where there are data files and no `.metadata`; `unknown_format` where there is nothing of
-    /// a checkpoint; `invalid_metadata`, `forbidden_global`, `unsafe_path`, `overlap`, `hole` and `out_of_bounds` for what
-    /// the metadata says; `missing_file` where shards are numbered with gaps.
+    /// Errors: `not_committed` where there are data files and no `.metadata`; `unknown_format` where there is nothing
+    /// of a checkpoint; `invalid_metadata`, `forbidden_global`, `unsafe_path`, `overlap`, `hole` and `out_of_bounds`
+    /// for what the metadata says; `missing_file` where shards are numbered with gaps.
     pub fn open(folder: &Path) -> Result<Self> {
         let listing = files::list(folder)?;
         if listing.has_metadata {

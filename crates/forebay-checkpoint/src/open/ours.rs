@@ -1,8 +1,8 @@
 //! Checkpoints of our own, opened by their manifest.
 //!
-//! `.metadata` is looked at for the one line that names the manifest ([`Seal`]); its tables are not read. Where the manifest
-//! is gone the checkpoint is still one of torch's, and is opened as such, with a warning: its bytes then have only the
-//! checksums of their archives.
+//! `.metadata` is looked at for the one line that names the manifest ([`Seal`]); its tables are not read. Where the
+//! manifest is gone the checkpoint is still one of torch's, and is opened as such, with a warning: its bytes then
+//! have only the checksums of their archives.
 
 use std::path::Path;
 use std::sync::Arc;

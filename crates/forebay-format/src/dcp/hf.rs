@@ -1,7 +1,8 @@
 //! Checkpoints of torch's Hugging Face storage writer: safetensors files that hold parts of tensors.
 //!
 //! ```text
-//! shard-0000R-model-0000I-of-0000N.safetensors     of rank R (from 1 on); R is absent where the save was not distributed
+//! shard-0000R-model-0000I-of-0000N.safetensors     of rank R (from 1 on); R is absent where the save was not
+//! distributed
 //!   "__metadata__": "DCP_SHARDING_INFO": text of JSON {TENSOR: {"saved_offsets": [first element in each dimension]}}
 //!                   "DCP_VERSION": "1.0"
 //! ```
@@ -56,9 +57,9 @@ fn sharding(header: &Header) -> Option<&str> {
 
 /// Puts the tensors of these files together, given as (name, header).
 ///
-/// Errors: `missing_file` for a gap in the numbers of ranks; `invalid_metadata` for sharding information that is not JSON
-/// of the form above or does not fit the header; `dtype_mismatch` where parts differ; `overlap` and `hole`. All name
-/// tensor and file.
+/// Errors: `missing_file` for a gap in the numbers of ranks; `invalid_metadata` for sharding information that is not
+/// JSON of the form above or does not fit the header; `dtype_mismatch` where parts differ; `overlap` and `hole`. All
+/// name tensor and file.
 pub fn assemble(files: &[(String, Header)]) -> Result<Vec<ShardedTensor>> {
     check_ranks(files)?;
     let mut tensors: BTreeMap<&str, ShardedTensor> = BTreeMap::new();

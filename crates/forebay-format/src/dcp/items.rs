@@ -52,9 +52,9 @@ pub struct TensorItem {
 
 /// Opens the item of a chunk of `sizes` elements of `dtype`.
 ///
-/// Errors: `out_of_bounds` where it leaves the file; `invalid_item` where it is not an archive of one tensor, or one that
-/// contradicts itself; `checksum` where its pickle is not what was saved; `dtype_mismatch` and `shape_mismatch` where it
-/// is another tensor; `unsupported` for transforms, byte orders and tensors that are not read.
+/// Errors: `out_of_bounds` where it leaves the file; `invalid_item` where it is not an archive of one tensor, or one
+/// that contradicts itself; `checksum` where its pickle is not what was saved; `dtype_mismatch` and `shape_mismatch`
+/// where it is another tensor; `unsupported` for transforms, byte orders and tensors that are not read.
 pub fn open_tensor(
     source: &dyn ReadAt,
     span: ItemSpan<'_>,
@@ -66,7 +66,7 @@ pub fn open_tensor(
         let view = view_of(archive)?;
         compare(&view, dtype, sizes)?;
         let record = view.check_record(archive.record(&view.record)?)?;
-        Ok(TensorItem { view, record, decoded })
+        Ok(TensorItem { view, record, decoded: decoded.map(<[u8]>::to_vec) })
     })
 }
 
@@ -84,7 +84,8 @@ pub fn verify_tensor(
     }
 }
 
-/// Checks every byte of an object's item that has a checksum. What the object is, and whether it may be had, is not asked.
+/// Checks every byte of an object's item that has a checksum. What the object is, and whether it may be had, is not
+/// asked.
 pub fn verify_object(source: &dyn ReadAt, span: ItemSpan<'_>) -> Result<()> {
     with_archive(source, span, MAX_OBJECT_BYTES, |archive, _| archive.check_all_crcs())
 }
@@ -135,12 +136,12 @@ impl TensorItem {
     }
 }
 
-/// Opens the archive of an item, of at most `most` bytes once its transforms are undone.
+/// Opens the archive of an item, of at most `most` bytes once its transforms are undone; `work` gets those bytes too.
 fn with_archive<T>(
     source: &dyn ReadAt,
     span: ItemSpan<'_>,
     most: u64,
-    work: impl FnOnce(&Archive<'_>, Option<Vec<u8>>) -> Result<T>,
+    work: impl FnOnce(&Archive<'_>, Option<&[u8]>) -> Result<T>,
 ) -> Result<T> {
     if span.transforms.is_empty() {
         let archive = Archive::open(source, span.offset, span.length)?;
@@ -148,8 +149,7 @@ fn with_archive<T>(
     }
     let bytes = decode(source, span, most)?;
     let archive = Archive::open(&bytes, 0, bytes.len() as u64)?;
-    // Items in this form are few and small: a copy is no matter.
-    work(&archive, Some(bytes.clone()))
+    work(&archive, Some(&bytes))
 }
 
 /// The bytes of an item once its transforms are undone.

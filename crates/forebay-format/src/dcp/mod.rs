@@ -1,8 +1,15 @@
 //! Checkpoints of `torch.distributed.checkpoint` (DCP): `.metadata` and `.distcp` files.
 
+pub mod hf;
+mod items;
+mod items_zstd;
 pub mod metadata;
 mod write;
 
+pub use items::{
+    ItemSpan, MAX_OBJECT_BYTES, TRANSFORMS, TensorItem, open_tensor, read_object, verify_object,
+    verify_tensor,
+};
 pub use write::{
     FILE_ALIGN, FileLayout, GlueSource, ItemLayout, ItemSpec, KeyStep, LayoutOptions,
     MetadataWriter, ObjectItem, PlacedItem, PlainValue, SMALL_ALIGN, Segment, StorageMeta,

@@ -9,7 +9,7 @@
 //!
 //! It is a zip archive whose records are stored as they are: a local header (30 bytes, then name and extra, which pads
 //! the data to a multiple of 64 bytes) and the bytes. ROOT is the file's name at the time, or `archive`. Torch puts no
-//! sizes into local headers, so the archive is read from its end: [`directory`] has the layout.
+//! sizes into local headers, so the archive is read from its end: `directory` has the layout.
 //!
 //! **How little is read.** Of up to 64 KiB the whole in one read, which is most items of a checkpoint. Of a longer one
 //! its end and its start, in which the directory, `data.pkl` and the header of the first storage lie; then one read for

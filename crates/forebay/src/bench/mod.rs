@@ -17,10 +17,10 @@ mod table;
 
 use std::path::Path;
 
+use forebay_checkpoint::open::open_model;
 use forebay_device::Device;
 use forebay_engine::{Engine, EngineConfig, LoadOptions, PathChoice, Selection, sources_of};
 use forebay_error::{Code, Error, Result};
-use forebay_checkpoint::open::open_model;
 use forebay_format::Model;
 use serde::Serialize;
 

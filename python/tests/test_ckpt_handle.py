@@ -1,4 +1,5 @@
-"""The order of things around a save: waiting, failing, cancelling, agreeing on an end. The save itself is a stand-in here."""
+"""The order of things around a save: waiting, failing, cancelling, agreeing on an end. The save itself is a stand-in
+here."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
 """What the ranks agree on at the first save of a structure: who writes what, without any rank knowing all of it.
 
-Each rank describes its structure: names, kinds, dtypes, global shapes, and how each tensor is cut over ranks. Meshes and
-placements are described once, not once a rank, so that ranks of one pipeline stage describe the same and have the same
-hash. Two or three messages a rank follow:
+Each rank describes its structure: names, kinds, dtypes, global shapes, and how each tensor is cut over ranks. Meshes
+and placements are described once, not once a rank, so that ranks of one pipeline stage describe the same and have the
+same hash. Two or three messages a rank follow:
 
-1. Everyone tells the hash of its description, what went wrong here, and one checksum of its values that others should have
-   too. Rank 0 adds the run id and epoch.
-2. Where hashes or checksums differ, the lowest rank of each hash tells its description, and everyone its checksums one by
-   one. Otherwise everyone has the same description, and nothing needs to be told.
+1. Everyone tells the hash of its description, what went wrong here, and one checksum of its values that others should
+   have too. Rank 0 adds the run id.
+2. Where hashes or checksums differ, the lowest rank of each hash tells its description, and everyone its checksums one
+   by one. Otherwise everyone has the same description, and nothing needs to be told.
 
 From the descriptions every rank computes the same: which ranks hold a region, and which of them writes it (`share`).
 
-Values under one name that differ between ranks (a per-rank counter, a generator's state) are found by the checksums: one
-rank's value is stored, so there is one warning that names the keys and the ranks.
+Values under one name that differ between ranks (a per-rank counter, a generator's state) are found by the checksums:
+one rank's value is stored, so there is one warning that names the keys and the ranks.
 """
 
 from __future__ import annotations

@@ -42,26 +42,27 @@ class Checkpointer:
             if step % 100 == 0:
                 checkpoints.save(step, state)
 
-    Every rank of the process group makes one and calls the same methods with the same arguments. Collective calls are made
-    by the first save of a structure and by restores, on the calling thread; never by other saves or other threads.
+    Every rank of the process group makes one and calls the same methods with the same arguments. Collective calls are
+    made by the first save of a structure and by restores, on the calling thread, and by nothing else.
 
     Args:
         directory: where the steps are, a folder each; shared by all ranks.
-        staging_bytes: memory that a save is copied into before it goes to the disk ("8GB" or a number), made at once where
-            the device is known. By default up to 1 GiB, as it is needed. Where it is smaller than the state of a rank, the
-            copies wait for the disk.
+        staging_bytes: memory that a save is copied into before it goes to the disk ("8GB" or a number), made at once
+            where the device is known. By default up to 1 GiB, as it is needed. Where it is smaller than the state of a
+            rank, the copies wait for the disk.
         shadow: whether a save first copies the state within GPU memory, so that training goes on after milliseconds:
             "auto" does if there is room above the peak use so far.
         process_group: the ranks that save together; by default all.
-        on_busy: what a save does that finds the last one still under way: "wait" for it, "skip" itself, or "supersede" it.
+        on_busy: what a save does that finds the last one still under way: "wait" for it, "skip" itself, or "supersede"
+            it.
         keep_last, keep_every: which steps stay when a new one is committed: the last so many, and those whose number
             is a multiple. Without either all stay.
         threads: files that a rank writes at a time.
         overwrite: whether a save may replace a step that is committed. The old one stays until the new one is.
         progress: called with (bytes done, bytes in all) during restores.
         device: the device of the state ("cuda:0", "cpu"), where it is to be known before the first save.
-        state: a state like those that will be saved. Then memory is made, rates are measured, and how long a save will hold
-            up training is logged and kept in `predicted_stall_s`.
+        state: a state like those that will be saved. Then memory is made, rates are measured, and how long a save will
+            hold up training is logged and kept in `predicted_stall_s`.
     """
 
     def __init__(
@@ -132,20 +133,20 @@ class Checkpointer:
     ) -> SaveHandle:
         """Saves a state: nested dicts and lists of tensors, modules, optimizers and whatever can be pickled.
 
-        Returns when the state may be changed again; bytes go to the disk behind that. With `overlap` it returns at once,
-        and the state may be changed once `handle.staged()` says so; that is so by default after `attach`, whose hook waits
-        for it just before the next step. `blocking` returns when the step is committed, and copies nothing.
+        Returns when the state may be changed again; bytes go to the disk behind that. With `overlap` it returns at
+        once, and the state may be changed once `handle.staged()` says so; that is so by default after `attach`, whose
+        hook waits for it just before the next step. `blocking` returns when the step is committed, and copies nothing.
 
         Args:
             step: the number of the step.
-            state: tensors may be on GPUs or the host, DTensors on any mesh, or shards that say what they are. What ranks
-                hold alike is written by one of them. Tied tensors are stored once.
+            state: tensors may be on GPUs or the host, DTensors on any mesh, or shards that say what they are. What
+                ranks hold alike is written by one of them. Tied tensors are stored once.
             per_rank: what belongs to this rank alone: generators, data loaders.
             side_files: more files for the step's folder, by name; those of rank 0 count.
 
         Raises:
-            forebay.Error: on every rank the same, named after the rank that had it; `handle.wait()` raises what went wrong
-                later.
+            forebay.Error: on every rank the same, named after the rank that had it; what goes wrong later is raised by
+                `handle.wait()`.
         """
         self._check_process()
         number = parse_step(step)
@@ -154,8 +155,8 @@ class Checkpointer:
         return run.save(number, state, per_rank, side_files, blocking, overlapped)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Lets saves return before the state was copied: a hook waits for that just before the optimizer's next step, so
-        that copies overlap the forward and backward pass. Returns the hook, whose `remove()` undoes it."""
+        """Lets saves return before the state was copied: a hook waits for that just before the optimizer's next step,
+        so that copies overlap the forward and backward pass. Returns the hook, whose `remove()` undoes it."""
         self._check_process()
         hook = optimizer.register_step_pre_hook(self._before_step)
         self._hooks.append(hook)
@@ -187,16 +188,16 @@ class Checkpointer:
     ) -> RestoreReport:
         """Fills a state from a committed step. A collective call.
 
-        Tensors are filled where they are, from whatever ranks and meshes they were saved; other values are replaced in their
-        dicts and lists; what has `load_state_dict` is given its state, optimizers also before their first step.
+        Tensors are filled where they are, from whatever ranks and meshes they were saved; other values are replaced in
+        their dicts and lists; what has `load_state_dict` is given its state, optimizers also before their first step.
 
         Args:
             state: built like the one that was saved, or part of it.
             step: its number, or "latest": the newest that is committed, the same on all ranks.
             strict: every name of the state must be in the checkpoint, and every name that the checkpoint has under the
                 state's own top-level keys in the state. Otherwise they are only reported.
-            per_rank: filled with what this rank saved as its own. On another number of ranks the report says which ranks
-                saved what; `Checkpointer.per_rank` reads any of it.
+            per_rank: filled with what this rank saved as its own. On another number of ranks the report says which
+                ranks saved what; `Checkpointer.per_rank` reads any of it.
             weights_only: refuse pickled classes that are not known to be harmless, as `torch.load` does.
 
         Raises:
@@ -272,8 +273,8 @@ class Checkpointer:
         grace_s: float = GRACE_SECONDS,
         dry_run: bool = False,
     ) -> dict[str, Any]:
-        """Removes committed steps that no rule keeps, by default the rules of this checkpointer; returns what was removed,
-        or would be. The newest step stays. To be called by one rank."""
+        """Removes committed steps that no rule keeps, by default the rules of this checkpointer; returns what was
+        removed, or would be. The newest step stays. To be called by one rank."""
         self._check_process()
         return prune(self._settings, keep_last, keep_every, pins, grace_s, dry_run)
 
@@ -292,8 +293,9 @@ class Checkpointer:
         self._preemption.listen(number, grace_s, lead_steps)
 
     def preempted(self, step: int) -> bool:
-        """Whether this step is the last, because a rank was signalled: the same answer for the same step on all ranks, which
-        agree through torch's store. To be called by every rank once a step; then save with `blocking=True` and end."""
+        """Whether this step is the last, because a rank was signalled: the same answer for the same step on all ranks,
+        which agree through torch's store. To be called by every rank once a step; then save with `blocking=True` and
+        end."""
         self._check_process()
         return self._preemption.asked(parse_step(step))
 
@@ -308,8 +310,8 @@ class Checkpointer:
             self._run.release()
 
     def close(self, timeout: float | None = None) -> bool:
-        """Waits for the save under way and gives everything back; False if it still runs after `timeout` seconds. A save
-        after that starts anew."""
+        """Waits for the save under way and gives everything back; False if it still runs after `timeout` seconds. A
+        save after that starts anew."""
         if self._pid != os.getpid():
             return True
         if self._run is not None:

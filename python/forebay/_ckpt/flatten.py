@@ -5,8 +5,8 @@
 - Anything else is one value, a tuple too.
 - Keys become text in the path, places in lists stay numbers; the name is the path joined by dots.
 
-One thing is added: what has `state_dict` and `load_state_dict` (modules, optimizers, schedulers, loaders) is replaced by
-its state wherever it stands, not only at the top, where torch does so.
+One thing is added: what has `state_dict` and `load_state_dict` (modules, optimizers, schedulers, loaders) is replaced
+by its state wherever it stands, not only at the top, where torch does so.
 
 A `Shape` remembers how a state was built. The next state is held against it key by key, without building names, and the
 values are gathered on the way: about 0.1 us a value where a mapping holds nothing but values.
@@ -99,7 +99,8 @@ class Flat:
 
 
 def flatten(state: Any, states: States | None = None) -> Flat:
-    """Flattens a mapping, or an object that has a state. `states` has states that were asked for before, and is added to.
+    """Flattens a mapping, or an object that has a state. `states` has states that were asked for before, and is added
+    to.
 
     Errors: `usage`.
     """
@@ -185,8 +186,8 @@ def _twice(flat: Flat) -> Exception:
 
 
 def gather(shape: Shape, state: Any, states: States) -> list[Any] | None:
-    """The values of a state built as `shape` says, in the order of `flatten`; `None` if it is built otherwise. `states` as
-    for `flatten`.
+    """The values of a state built as `shape` says, in the order of `flatten`; `None` if it is built otherwise.
+    `states` as for `flatten`.
 
     What was a tensor may now be an object and the other way round: callers compare types.
     """

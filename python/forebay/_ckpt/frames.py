@@ -1,10 +1,10 @@
 """Messages between ranks: JSON in a frame that says its length and checksum.
 
-A length that arrives is a claim: it is checked against a limit before memory is made for it, and the bytes against their
-CRC-32 before they are read. A damaged size costs an error, never an allocation.
+A length that arrives is a claim: it is checked against a limit before memory is made for it, and the bytes against
+their CRC-32 before they are read. A damaged size costs an error, never an allocation.
 
-A head is 24 bytes, little-endian: magic `FBRK`, version (u32), length of the body (u64), CRC-32 of the body (u32), CRC-32
-of the 20 bytes before (u32). A body is JSON, compressed by zlib.
+A head is 24 bytes, little-endian: magic `FBRK`, version (u32), length of the body (u64), CRC-32 of the body (u32),
+CRC-32 of the 20 bytes before (u32). A body is JSON, compressed by zlib.
 """
 
 from __future__ import annotations

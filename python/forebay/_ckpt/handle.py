@@ -83,8 +83,8 @@ class SaveHandle:
         self._settled = True
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the step is committed: whole, durable, and what `latest` names. False after `timeout` seconds, and
-        for a save that was skipped.
+        """Waits until the step is committed: whole, durable, and what `latest` names. False after `timeout` seconds,
+        and for a save that was skipped.
 
         Raises the error of the save; every rank raises the same one, with the rank that had it first in its text.
         """
@@ -100,7 +100,8 @@ class SaveHandle:
         return self._over.is_set()
 
     def result(self, timeout: float | None = None) -> Report:
-        """The report, once the step is committed: see `Checkpointer`. Raises the error of the save, or DeadlineError."""
+        """The report, once the step is committed: see `Checkpointer`. Raises the error of the save, or
+        DeadlineError."""
         if not self.wait(timeout) and not self.skipped:
             raise make("timeout", f"the save of step {self.step} takes longer than {timeout} s")
         assert self._report is not None

@@ -8,8 +8,8 @@ Four kinds of tensors say so in four ways:
   `global_offsets`, `local_offsets`, `local_sizes`; torch 2.14), by regions;
 - a tensor class with `__create_chunk_list__` and `__get_tensor_shard__`, by regions.
 
-What is no strided memory (sparse, quantized, nested, wrapper classes) is refused by name. So are partial sums, and local
-parts that are larger than their layout says: padding would be stored as if it were data.
+What is no strided memory (sparse, quantized, nested, wrapper classes) is refused by name. So are partial sums, and
+local parts that are larger than their layout says: padding would be stored as if it were data.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Describer:
         self._pieces: dict[tuple[MeshLayout, Shape], list[tuple[Region, Shape]]] = {}
 
     def describe(self, name: str, tensor: torch.Tensor) -> Held | None:
-        """What this rank holds; `None` if it is not in the tensor's mesh. Errors: `unsupported`, `structure_mismatch`."""
+        """What this rank holds; `None` if it is not in the tensor's mesh. Errors: `unsupported`,
+        `structure_mismatch`."""
         if type(tensor) in OWN_TYPES:
             _check_memory(name, tensor)
             if hasattr(tensor, "global_shape"):

@@ -1,14 +1,14 @@
 """Which regions of a tensor each rank of a mesh holds, from the mesh and the placements alone.
 
-A dimension is followed as the rows that a rank holds of it, kept as runs (start, end) in local order. A `Shard` takes the
-rank's share of those rows as `torch.chunk` cuts them; a `_StridedShard` cuts the rows into `split_factor` parts first and
-takes the rank's share of each, so that its rows may be several runs: then the rank holds several regions.
+A dimension is followed as the rows that a rank holds of it, kept as runs (start, end) in local order. A `Shard` takes
+the rank's share of those rows as `torch.chunk` cuts them; a `_StridedShard` cuts the rows into `split_factor` parts
+first and takes the rank's share of each, so that its rows may be several runs: then the rank holds several regions.
 
-FSDP2 over tensor parallelism says `[_StridedShard(0, tp), Shard(0)]` for what tensor parallelism cut first. Read from left
-to right that is exact only where everything divides evenly: of 9 rows over dp = 4, tp = 2 the rank at (3, 1) really holds
-row 8, which the placements give to (3, 0). So a layout with strided placements has two readings (`reading`): 0 from left
-to right, 1 with each strided cut made after the mesh dimensions to its right that its factor stands for. The local shapes
-of all ranks tell which is right (`agreement`).
+FSDP2 over tensor parallelism says `[_StridedShard(0, tp), Shard(0)]` for what tensor parallelism cut first. Read from
+left to right that is exact only where everything divides evenly: of 9 rows over dp = 4, tp = 2 the rank at (3, 1)
+really holds row 8, which the placements give to (3, 0). So a layout with strided placements has two readings
+(`reading`): 0 from left to right, 1 with each strided cut made after the mesh dimensions to its right that its factor
+stands for. The local shapes of all ranks tell which is right (`agreement`).
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class MeshLayout:
 
     @cached_property
     def cuts(self) -> tuple[tuple[int, int, int], ...] | None:
-        """(mesh dimension, dimension of the tensor, split factor) in the order in which they cut; `None` where no choice
-        of mesh dimensions makes up a split factor."""
+        """(mesh dimension, dimension of the tensor, split factor) in the order in which they cut; `None` where no
+        choice of mesh dimensions makes up a split factor."""
         plain = [
             (at, dim, factor)
             for at, (kind, dim, factor) in enumerate(self.placements)
@@ -98,7 +98,8 @@ class MeshLayout:
         return {rank: place for place, rank in enumerate(self.ranks)}
 
     def runs(self, shape: Shape, rank: int) -> list[Runs] | None:
-        """The rows of each dimension that a rank holds; `None` for a rank outside the mesh, or a reading that cannot be."""
+        """The rows of each dimension that a rank holds; `None` for a rank outside the mesh, or a reading that cannot
+        be."""
         where = self.coordinate(rank)
         if where is None or self.cuts is None:
             return None

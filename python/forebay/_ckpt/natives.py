@@ -1,4 +1,5 @@
-"""The native objects of one run of saves: staging pools and savers by device, and the run's name and epoch in the directory."""
+"""The native objects of one run of saves: staging pools and savers by device, and the run's name and epoch in the
+directory."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class Natives:
         return self.settings.staging_bytes or STAGING_BYTES
 
     def open(self, run_id: str, ranks: Ranks, device: str, parent: int | None) -> None:
-        """Makes a run known in the directory: claims its epoch, and sees that all ranks mean one directory. `parent` is the step
-        that it goes on from. A collective call."""
+        """Makes a run known in the directory: claims its epoch, and sees that all ranks mean one directory. `parent`
+        is the step that it goes on from. A collective call."""
         self.forget()
         self.run_id = run_id
         error: Error | None = None

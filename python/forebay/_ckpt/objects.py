@@ -3,9 +3,10 @@
 To bytes: a pickle of protocol 2, which the native part puts into a `torch.save` archive. Only what holds tensors goes
 through `torch.save` itself.
 
-Back: plain data (numbers, text, lists, dicts) is read by an unpickler that knows no classes. Anything else goes through torch's
-restricted unpickler (`weights_only=True`), which knows tensors and a few harmless classes, and here also numpy's arrays,
-because generators of random numbers keep their state in them. Only `weights_only=False` executes what a pickle says.
+Back: plain data (numbers, text, lists, dicts) is read by an unpickler that knows no classes. Anything else goes
+through torch's restricted unpickler (`weights_only=True`), which knows tensors and a few harmless classes, and here
+also numpy's arrays, because generators of random numbers keep their state in them. Only `weights_only=False` executes
+what a pickle says.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ _PLAIN_GLOBALS: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads pickles of plain data: one that names any other class or function is refused, so nothing of it is called."""
+    """Reads pickles of plain data: one that names any other class or function is refused, so nothing of it is
+    called."""
 
     def find_class(self, module: str, name: str) -> Any:
         module = "__builtin__" if module == "builtins" else module

@@ -1,8 +1,8 @@
 """Restoring into an optimizer that has not stepped yet.
 
-Its state is made by its first step, so its `state_dict` names nothing that could be filled. What the checkpoint has for it
-says which tensors it will need: those as large as their parameter are made like it (sharded where it is), others on the
-host; `load_state_dict` then moves them as the optimizer wants them.
+Its state is made by its first step, so its `state_dict` names nothing that could be filled. What the checkpoint has
+for it says which tensors it will need: those as large as their parameter are made like it (sharded where it is),
+others on the host; `load_state_dict` then moves them as the optimizer wants them.
 """
 
 from __future__ import annotations

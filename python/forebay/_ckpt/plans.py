@@ -1,10 +1,10 @@
 """What is kept of a structure from one save to the next, and what each save takes anew.
 
-The first save of a structure describes every value and agrees with the other ranks. A later one only asks whether the state
-is still built that way: same keys, same kinds, dtypes, shapes and placements. Addresses are taken anew every time, so that
-a tensor that moved is read where it is now; whether tied tensors are still tied is looked at again when any address
-changed. If anything else changed, the state is described again, and only a structure that was never agreed on costs a
-message to other ranks.
+The first save of a structure describes every value and agrees with the other ranks. A later one only asks whether the
+state is still built that way: same keys, same kinds, dtypes, shapes and placements. Addresses are taken anew every
+time, so that a tensor that moved is read where it is now; whether tied tensors are still tied is looked at again when
+any address changed. If anything else changed, the state is described again, and only a structure that was never agreed
+on costs a message to other ranks.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Plan:
 
 
 def describe(state: Any, describer: Describer, states: States) -> tuple[Plan, list[Any]]:
-    """A new plan, with the values in its order. Errors: `usage`, `unsupported`, `structure_mismatch`, shared tensors."""
+    """A new plan, with the values in its order. Errors: `usage`, `unsupported`, `structure_mismatch`, shared
+    tensors."""
     flat = flatten(state, states)
     for name in flat.names:
         if name.startswith(PER_RANK):

@@ -1,8 +1,9 @@
 """Agreeing on a last step when the job is told to end.
 
-Signals reach ranks at different times, some ranks not at all. The first rank that asks after its signal proposes a step a
-little ahead of its own, by a key of torch's store that can be set once; every rank looks at that key each time it asks, and
-stops at the step that is there. No rank waits for another, so no collective of the training loop can be left half.
+Signals reach ranks at different times, some ranks not at all. The first rank that asks after its signal proposes a
+step a little ahead of its own, by a key of torch's store that can be set once; every rank looks at that key each time
+it asks, and stops at the step that is there. No rank waits for another, so no collective of the training loop can be
+left half.
 
 A step `lead` ahead is far enough if no rank is more than `lead` steps ahead of another when it asks: loops that reduce
 gradients every step are at most one apart.

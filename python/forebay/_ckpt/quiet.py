@@ -1,7 +1,7 @@
 """Planning without the garbage collector.
 
-A plan of many tensors is many small objects, hardly any of which is dropped again: the collector would go through all of them
-several times in vain, which takes longer than the plan.
+A plan of many tensors is many small objects, hardly any of which is dropped again: the collector would go through all
+of them several times in vain, which takes longer than the plan.
 """
 
 from __future__ import annotations

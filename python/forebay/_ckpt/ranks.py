@@ -5,9 +5,9 @@ the main thread only, at the first save of a structure and at a restore. It uses
 one) where that has a CPU backend; a group of NCCL alone gets a gloo group beside it, made once, because plans have no
 business in GPU memory.
 
-`meet` comes before a collective that only some ranks might call, as when the state of one rank alone was rebuilt: ranks
-count themselves in torch's store and go on when all are there. If others stay away the caller gets an error that says so,
-instead of a collective that hangs, or meets another one's.
+`meet` comes before a collective that only some ranks might call, as when the state of one rank alone was rebuilt:
+ranks count themselves in torch's store and go on when all are there. If others stay away the caller gets an error that
+says so, instead of a collective that hangs, or meets another one's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Restores: from a committed step into a state that exists.
 
-All ranks restore the same step: rank 0 says which. Each reads the regions that it holds, whatever mesh they were saved from,
-and nothing else; every byte is checked on its way. A rank that fails makes the others fail with its error, and before
-anything is handed to `load_state_dict`.
+All ranks restore the same step: rank 0 says which. Each reads the regions that it holds, whatever mesh they were saved
+from, and nothing else; every byte is checked on its way. A rank that fails makes the others fail with its error, and
+before anything is handed to `load_state_dict`.
 """
 
 from __future__ import annotations

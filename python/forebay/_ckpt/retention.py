@@ -1,7 +1,7 @@
 """Removing old steps after a commit, beside the training: one thread of rank 0.
 
-Rules are the native part's: only committed steps count, the newest is never removed, and what a reader holds stays until it
-lets go.
+Rules are the native part's: only committed steps count, the newest is never removed, and what a reader holds stays
+until it lets go.
 """
 
 from __future__ import annotations

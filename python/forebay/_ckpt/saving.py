@@ -1,9 +1,9 @@
 """One run of saves: from a checkpointer's first save to its close.
 
-A save on the training thread: see whether the one before is in the way, recognise the structure (or describe it and agree on
-it), take the addresses, let the native part start, and return. Everything after that happens in native threads; one Python
-thread waits for the end (`handle.Watcher`). It makes no collective calls; nor does the training thread, once a structure is
-known.
+A save on the training thread: see whether the one before is in the way, recognise the structure (or describe it and
+agree on it), take the addresses, let the native part start, and return. Everything after that happens in native
+threads; one Python thread waits for the end (`handle.Watcher`). It makes no collective calls; nor does the training
+thread, once a structure is known.
 """
 
 from __future__ import annotations
@@ -201,8 +201,8 @@ class Run:
         )
 
     def _withdraw(self, step: int, error: BaseException) -> None:
-        """Lets other ranks, which may have started this save, see at once that this one does not: it contributes a structure
-        that no other has."""
+        """Lets other ranks, which may have started this save, see at once that this one does not: it contributes a
+        structure that no other has."""
         if self.ranks.alone or not self.structures.known:
             return
         with contextlib.suppress(Error):
@@ -222,8 +222,8 @@ class Run:
             running.wait(_WITHDRAW_SECONDS)
 
     def prepare(self, state: Any) -> tuple[str, float | None]:
-        """Makes memory ready for saves of a state and measures what they will take; returns the kind of snapshot and the
-        predicted stall in seconds. Not a collective call."""
+        """Makes memory ready for saves of a state and measures what they will take; returns the kind of snapshot and
+        the predicted stall in seconds. Not a collective call."""
         plan, pieces = self.structures.describe(state)
         device, size = self._device(pieces), _share(plan, self.ranks.size)
         pool, staging = self.natives.pool(device), self.natives.staging_bytes
@@ -235,8 +235,8 @@ class Run:
         return mode, self.stall.predict(mode, size, len(pieces), staging)
 
     def rebase(self, step: int) -> None:
-        """The state is now that of `step`: saves go on from there. From another step than the last they are a new run, so that
-        what was saved after that step is not taken for newer. The same on all ranks."""
+        """The state is now that of `step`: saves go on from there. From another step than the last they are a new run,
+        so that what was saved after that step is not taken for newer. The same on all ranks."""
         if self.last is not None:
             self.last._over.wait()
             self._learn(self.last)

@@ -1,8 +1,8 @@
 """A copy of the state in the memory of the device it is on, made on the framework's current stream.
 
-The copy is ordered like any other work of that stream: what the caller does to its tensors afterwards comes after it, so
-training goes on at once, and the bytes leave the device later. It is one buffer of torch's allocator, sized once, cut into
-views that are kept from save to save; `torch._foreach_copy_` fills them in a few launches.
+The copy is ordered like any other work of that stream: what the caller does to its tensors afterwards comes after it,
+so training goes on at once, and the bytes leave the device later. It is one buffer of torch's allocator, sized once,
+cut into views that are kept from save to save; `torch._foreach_copy_` fills them in a few launches.
 
 How much memory there is for it is known once a full step has run: the peak of torch's allocator counts activations and
 gradients. `headroom` says what is left above that peak.
@@ -89,7 +89,8 @@ def size_of(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def headroom(device: torch.device) -> int:
-    """Bytes of a GPU that neither the peak of torch's allocator nor other processes took, less a margin. May be negative."""
+    """Bytes of a GPU that neither the peak of torch's allocator nor other processes took, less a margin. May be
+    negative."""
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
     peak = torch.cuda.max_memory_allocated(device)

@@ -1,9 +1,9 @@
 """Which rank writes what several ranks hold.
 
 Every rank computes the same from the same description, without a word to the others. What one rank alone holds counts
-first. Then large pieces go one by one, the largest first, each to the holder that has the fewest bytes by then. Small ones
-that the same ranks hold go as bundles to one of them: spread over all files, a restore would open every file for a few
-scalars.
+first. Then large pieces go one by one, the largest first, each to the holder that has the fewest bytes by then. Small
+ones that the same ranks hold go as bundles to one of them: spread over all files, a restore would open every file for
+a few scalars.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ BUNDLE_PIECES = 1 << 16
 def assign(
     pieces: Sequence[tuple[int, tuple[int, ...]]], loads: dict[int, int] | None = None
 ) -> list[int]:
-    """The writer of each piece. A piece is (bytes, the ranks that hold it in rising order); `loads` has the bytes that ranks
-    write in any case, and is added to."""
+    """The writer of each piece. A piece is (bytes, the ranks that hold it in rising order); `loads` has the bytes that
+    ranks write in any case, and is added to."""
     loads = {} if loads is None else loads
     bundle_of: dict[tuple[int, ...], int] = {}
     # (bytes, pieces, holders)

@@ -1,13 +1,13 @@
 """From the tensors of a state to addresses that the native part may read while training goes on.
 
-- `shadow`: tensors of the GPU are copied on their own stream, those of the host into memory kept for that; the caller may go
-  on at once.
-- `pool`, `stream`: nothing is copied here. The native part copies into its staging pool, and says when it has everything;
-  `stream` is its name where the pool is smaller than the state, so that the copies wait for the disk.
+- `shadow`: tensors of the GPU are copied on their own stream, those of the host into memory kept for that; the caller
+  may go on at once.
+- `pool`, `stream`: nothing is copied here. The native part copies into its staging pool, and says when it has
+  everything; `stream` is its name where the pool is smaller than the state, so that the copies wait for the disk.
 - `in place`: the caller waits for the end of the save, so nothing is copied but what must be.
 
-What cannot be read as it lies is made so first, on the current stream: views that are not contiguous, lazily conjugated or
-negated values, and tensors of devices that no engine knows, which go through host memory.
+What cannot be read as it lies is made so first, on the current stream: views that are not contiguous, lazily
+conjugated or negated values, and tensors of devices that no engine knows, which go through host memory.
 """
 
 from __future__ import annotations

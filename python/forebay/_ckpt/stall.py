@@ -4,8 +4,8 @@
 - With a pool as large as the state: the bytes at the rate of the copies into it.
 - With a smaller one the copies wait for the disk: what does not fit into the pool, at the rate of the disk.
 
-Rates are measured: before the first save by a copy and, where the disk counts, by writing a file beside the steps; from then
-on by the saves themselves.
+Rates are measured: before the first save by a copy and, where the disk counts, by writing a file beside the steps;
+from then on by the saves themselves.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ class Structures:
         return plan, [piece for group in plans.memory(plan, values) for piece in group]
 
     def prepare(self, counter: int, step: int, state: Any, per_rank: Any) -> Ready:
-        """What to write of a state. Collective for a structure that was never seen. Errors: those of describing a state, and
-        of other ranks."""
+        """What to write of a state. Collective for a structure that was never seen. Errors: those of describing a
+        state, and of other ranks."""
         states: States = {}
         for place, plan in enumerate(self._plans):
             found = plans.fits(plan, state, self._describer, states)

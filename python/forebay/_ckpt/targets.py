@@ -1,7 +1,7 @@
 """What a restore fills: the values of a state, each with what a checkpoint has for it.
 
-Everything is compared before a byte is read: names, kinds, dtypes, global shapes. What does not fit is one error that names
-the keys, both sides, and the checkpoint.
+Everything is compared before a byte is read: names, kinds, dtypes, global shapes. What does not fit is one error that
+names the keys, both sides, and the checkpoint.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def _match_object(
 
 
 def _inside(contents: Contents, path: Path) -> tuple[int, Path] | None:
-    """An object of the checkpoint that may hold the value at a path: torch 2.3 and before stored dicts without tensors as
-    one value."""
+    """An object of the checkpoint that may hold the value at a path: torch 2.3 and before stored dicts without tensors
+    as one value."""
     for cut in range(len(path) - 1, 0, -1):
         number = contents.by_name.get(".".join(map(str, path[:cut])))
         if number is not None and contents.entries[number][2] == OBJECT:

@@ -40,7 +40,8 @@ class _Span:
 
 
 def find_ties(names: Sequence[str], memory: Sequence[Sequence[torch.Tensor]]) -> dict[int, int]:
-    """The leaves that are another one's memory, each with the first of that memory. `memory` has the pieces of each leaf.
+    """The leaves that are another one's memory, each with the first of that memory. `memory` has the pieces of each
+    leaf.
 
     Errors: `SharedTensorsError` for tensors that share memory in part.
     """

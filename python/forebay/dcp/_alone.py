@@ -1,7 +1,7 @@
 """Checkpoints that ranks wrote each for itself (`use_collectives=False`).
 
-Stock readers look for a `__RANK.metadata` in the checkpoint's folder. Ours is the metadata of the rank's own folder with
-that folder's name before each file's; it is written beside it and renamed once it is on the disk.
+Stock readers look for a `__RANK.metadata` in the checkpoint's folder. Ours is the metadata of the rank's own folder
+with that folder's name before each file's; it is written beside it and renamed once it is on the disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from forebay._errors import Error, make
 
-#: What metadata may name: torch's own classes for it, its dtypes, and paths. None of them does anything when it is made.
+#: What metadata may name: torch's own classes for it, its dtypes, and paths. None of them does anything when it is
+#: made.
 _ALLOWED_MODULES = (
     "torch.distributed.checkpoint.metadata",
     "torch.distributed._shard.sharded_tensor.metadata",

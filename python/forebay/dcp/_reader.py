@@ -1,7 +1,7 @@
 """`Reader`: torch plans, the native part reads the ranges that the plan names.
 
-What metadata torch gets is made from the native catalog, so that no pickle is executed. Objects are compared with the list
-of harmless classes before the planner unpickles them, unless `weights_only=False`.
+What metadata torch gets is made from the native catalog, so that no pickle is executed. Objects are compared with the
+list of harmless classes before the planner unpickles them, unless `weights_only=False`.
 
 Like `Writer` it holds no native object when it is pickled.
 """

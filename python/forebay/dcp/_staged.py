@@ -1,7 +1,7 @@
 """A staged state: the same nesting as the original, with tensors that are views of one block of memory.
 
-It travels to another process as the block and a plan of how to cut it: one descriptor, whatever the number of tensors. (Left
-to torch, several DTensors whose local parts share memory crash the sender, as seen with torch 2.11.)
+It travels to another process as the block and a plan of how to cut it: one descriptor, whatever the number of tensors.
+(Left to torch, several DTensors whose local parts share memory crash the sender, as seen with torch 2.11.)
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """`Stager`: a copy of a state in host memory that is set aside once.
 
-All tensors of a state are copied into one block, pinned where there is a GPU, cut into views. The block is kept for the next
-state; but never used again while a tensor of the state that was handed out lives, because that is how long the save that got
-it may still read. A second block is made then; more than `blocks` are not: the next `stage` waits.
+All tensors of a state are copied into one block, pinned where there is a GPU, cut into views. The block is kept for
+the next state; but never used again while a tensor of the state that was handed out lives, because that is how long
+the save that got it may still read. A second block is made then; more than `blocks` are not: the next `stage` waits.
 
-With `share_memory` the block is shared memory, so that `async_save` in process mode hands one descriptor to the other process,
-not one a tensor.
+With `share_memory` the block is shared memory, so that `async_save` in process mode hands one descriptor to the other
+process, not one a tensor.
 """
 
 from __future__ import annotations

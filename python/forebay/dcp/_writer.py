@@ -1,11 +1,11 @@
 """`Writer`: torch plans, the native part writes and commits.
 
-The coordinator names an attempt when it plans, and the names travel to the ranks with their plans. Each rank writes its
-files, makes them durable, and hands its part back as the one result of `write_data`; `finish` commits all parts in one step.
-Until then a checkpoint that was in the folder stays what readers see.
+The coordinator names an attempt when it plans, and the names travel to the ranks with their plans. Each rank writes
+its files, makes them durable, and hands its part back as the one result of `write_data`; `finish` commits all parts in
+one step. Until then a checkpoint that was in the folder stays what readers see.
 
-With planner caching (`enable_plan_caching`) ranks are handed plans of an earlier save, with the name of an earlier attempt.
-So an attempt is that name and how often this process used it, which is the same on all ranks.
+With planner caching (`enable_plan_caching`) ranks are handed plans of an earlier save, with the name of an earlier
+attempt. So an attempt is that name and how often this process used it, which is the same on all ranks.
 
 Without collective calls (`use_collectives=False`) each rank has a checkpoint of its own in a folder `__RANK`, and a
 `__RANK.metadata` beside it that stock readers follow.

@@ -41,7 +41,7 @@ class Shadow:
     def copy(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copies tensors; returns the copies, contiguous. The copies of the call before must not be in use any more.
 
-        Raises torch.OutOfMemoryError where there is no memory for them.
+        Raises torch.cuda.OutOfMemoryError where there is no memory for them.
         """
         form = [(tensor.dtype, tensor.shape) for tensor in tensors]
         if form != self.form or self.buffer is None:

@@ -109,7 +109,7 @@ class Snapshots:
                 return None
         try:
             copies = iter(shadow.copy(here))
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             shadow.release()
             self._degrade(f"{needed} bytes of GPU memory could not be had")
             return None

@@ -13,7 +13,7 @@ use crate::process::Holder;
 use crate::wait::POLL;
 
 /// A save under way. Dropping it does not end it.
-#[pyclass(frozen, weakref, module = "forebay._native")]
+#[pyclass(frozen, weakref, name = "CheckpointSave", module = "forebay._native")]
 pub(crate) struct Save {
     _holder: Holder,
     inner: Own<Arc<Inner>>,

@@ -1,5 +1,7 @@
 //! Manifests: what goes in comes out, the auditor agrees, and what does not fit together is refused.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
 mod manifest_jobs;
 
 use std::io;

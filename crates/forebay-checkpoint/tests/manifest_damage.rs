@@ -1,6 +1,8 @@
 //! Damaged and hostile manifests: found by the reader when it reads the place, and by the auditor; never a panic, never
 //! memory on the word of a number.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
 mod manifest_jobs;
 
 use forebay_checkpoint::audit::check_manifest;

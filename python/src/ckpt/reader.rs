@@ -179,7 +179,7 @@ impl Checkpoint {
     /// An object that is plain data, as Python has it.
     fn object_value<'py>(&self, py: Python<'py>, name: String) -> Result<Bound<'py, PyAny>> {
         let text = self.object_json(py, name)?;
-        let json = py.import("json").map_err(PyErr::from)?;
+        let json = py.import("json")?;
         let value = json.getattr("loads").and_then(|loads| loads.call1((text,)));
         value.map_err(|_| internal("an object's JSON cannot be read"))
     }

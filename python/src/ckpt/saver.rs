@@ -251,7 +251,8 @@ impl Saver {
             files: structure.files.or(settings.takers).unwrap_or_else(|| workers.clamp(1, 8)),
             writers: settings.takers,
             stream,
-            // To a disk, the pool's aligned memory is written directly, and the copy costs less than the page cache does.
+            // To a disk, the pool's aligned memory is written directly, and the copy costs less than the page cache
+            // does.
             in_place: in_place && settings.in_memory,
             commit: settings.commit,
         };

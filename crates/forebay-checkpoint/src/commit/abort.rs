@@ -16,8 +16,8 @@ use super::withdraw::blank_decision;
 const ABORT_TRIES: u32 = 4;
 
 impl Attempt {
-    /// Fails the attempt for every rank and removes this rank's data. Returns the error, for the caller to raise: that of
-    /// the rank which failed first.
+    /// Fails the attempt for every rank and removes this rank's data. Returns the error, for the caller to raise:
+    /// that of the rank which failed first.
     pub fn fail(mut self, error: Error) -> Error {
         let failure = Failure::of(self.spec.rank, &error);
         self.tell(&Hint::Failed(failure.clone()));

@@ -22,8 +22,8 @@ const BEAT: Duration = Duration::from_millis(500);
 /// What the thread keeps until nobody reads the memory any more.
 pub(super) type Keep = Option<Box<dyn Any + Send>>;
 
-/// How long the outcome of a save that failed waits for those who still read the memory or write the files: a whole piece
-/// takes milliseconds, storage that hangs is waited for behind the caller's back.
+/// How long the outcome of a save that failed waits for those who still read the memory or write the files: a whole
+/// piece takes milliseconds, storage that hangs is waited for behind the caller's back.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// Runs a save to its end, and tells the outcome. What was kept goes when nobody reads the memory any more.

@@ -1,5 +1,7 @@
 //! Jobs for the tests of manifests: states that are cut over ranks, with items laid out in files as a save does, and
 //! beside each manifest the list of what it must say, kept in the plainest form.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 #![allow(dead_code, reason = "each test uses some of it")]
 
 use std::collections::BTreeMap;

@@ -194,8 +194,8 @@ impl Staging {
         self.job.fail(Error::new(Code::Cancelled, "the save was cancelled"));
     }
 
-    /// Waits until no thread of the job touches the memory any more, at most `timeout`: true then. That is soon after the
-    /// end of the job, however it ended, unless storage or device hang.
+    /// Waits until no thread of the job touches the memory any more, at most `timeout`: true then. That is soon after
+    /// the end of the job, however it ended, unless storage or device hang.
     pub fn wait_settled(&self, timeout: Duration) -> bool {
         let until = Instant::now() + timeout;
         loop {

@@ -67,8 +67,8 @@ pub(crate) trait Files: Send + Sync {
     fn try_lock(&self, path: &str) -> Result<Locked, Errno>;
 }
 
-/// What is no longer is set aside in memory too: filling it with zeros takes a tenth of a millisecond, and the records that
-/// tell of a full disk depend on it.
+/// What is no longer is set aside in memory too: filling it with zeros takes a tenth of a millisecond, and the
+/// records that tell of a full disk depend on it.
 const RESERVED_IN_MEMORY: u64 = 1 << 20;
 
 /// The kernel's own.

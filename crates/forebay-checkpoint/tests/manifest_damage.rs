@@ -11,6 +11,9 @@ use forebay_error::{Code, Error};
 use forebay_format::crc::crc32;
 use forebay_tensor::{Dtype, Mesh, Placement, Region};
 use manifest_jobs::{Job, Numbers, Saved, everything, layout, open, random};
+
+/// A change of the four numbers of a section.
+type Change<'a> = dyn Fn(&mut (u32, u32, u64, u64)) + 'a;
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
@@ -188,7 +191,7 @@ fn hostile_section_tables_are_refused() {
         assert!(!check_manifest(&bytes, None).is_empty(), "{what}");
     };
     for number in 0..rows.len() {
-        let with = |change: &dyn Fn(&mut (u32, u32, u64, u64))| {
+        let with = |change: &Change<'_>| {
             let mut rows = rows.clone();
             change(&mut rows[number]);
             rows

@@ -25,9 +25,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
 import forebay
+import torch
 from forebay import _native
 
 POOL_BYTES = 16 << 20

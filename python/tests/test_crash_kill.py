@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from crash import folder, launch
-from crash.job import Life, live
+from crash.job import Life, bereave, live, step_of
 
 #: Runs in all, and those of them that are made every time.
-RUNS, EVERY_TIME = 50, 6
+RUNS, EVERY_TIME = 50, 4
 
 #: A run is made again with the seed that it printed.
 SEED = int(os.environ.get("FOREBAY_CRASH_SEED") or secrets.randbits(32))
@@ -53,6 +53,21 @@ def test_a_killed_job_leaves_its_last_commit_and_the_next_life_goes_on(
     assert newest == (last or 0) + 3
     folder.collect(tmp_path)
     assert folder.check(tmp_path, begun, {newest}, world) == newest
+
+
+@pytest.mark.slow
+def test_ranks_that_outlive_one_are_told_who_it_was(tmp_path: Path) -> None:
+    with launch.Job(bereave, 3, str(tmp_path)) as job:
+        job.listen()
+        assert not job.told("raised"), job.reports
+        ended = job.told("ended")
+    assert len(ended) == 2
+    for code, text, seconds in ended:
+        # It was silent for a lease; or it never came, for those that look before the lease has run out.
+        assert code in ("timeout", "not_shared") and "rank 1" in text, text
+        assert seconds < 150
+    assert folder.committed(tmp_path) == [step_of(2)]
+    assert folder.check_step(tmp_path, step_of(2)) == 2
 
 
 def _kill_some_time(job: launch.Job, chance: random.Random, world: int, pruning: bool) -> None:

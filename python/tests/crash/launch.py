@@ -18,7 +18,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch._dynamo", "torch.distributed.tensor", "forebay.dcp"])
 
 #: A job that says nothing for so long hangs.
-SILENCE_SECONDS = 120.0
+SILENCE_SECONDS = 180.0
 
 #: What a rank told: the rank, what, and the number of the save (or a traceback).
 Report = tuple[int, str, Any]

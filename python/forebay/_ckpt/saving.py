@@ -78,9 +78,9 @@ class Run:
         try:
             with quiet():
                 ready = self.structures.prepare(self._counter, step, state, per_rank)
-            planned = perf_counter()
-            snapshot = self._snapshot(ready.tensors, blocking)
-            running = self._start(step, ready, snapshot, files, blocking)
+                planned = perf_counter()
+                snapshot = self._snapshot(ready.tensors, blocking)
+                running = self._start(step, ready, snapshot, files, blocking)
         except BaseException as error:
             self._withdraw(step, error)
             raise

@@ -99,9 +99,19 @@ impl Arena {
     ///
     /// Errors: `usage` when the size holds no slot, `out_of_memory` when the reservation is refused.
     pub fn new(device: &Device, config: &ArenaConfig) -> Result<Arc<Self>> {
+        Self::with_margin(device, config, MARGIN_BYTES)
+    }
+
+    /// As [`Self::new`], without room for alignment beside the payload: for what is filled from memory. All of
+    /// [`ArenaConfig::size_bytes`] is payload then.
+    pub fn without_margin(device: &Device, config: &ArenaConfig) -> Result<Arc<Self>> {
+        Self::with_margin(device, config, 0)
+    }
+
+    fn with_margin(device: &Device, config: &ArenaConfig, margin: usize) -> Result<Arc<Self>> {
         let page = rustix::param::page_size();
         let payload = config.slot_bytes.next_multiple_of(page);
-        let stride = payload + MARGIN_BYTES.next_multiple_of(page);
+        let stride = payload + margin.next_multiple_of(page);
         let slots = config.size_bytes / stride;
         if config.slot_bytes == 0 || slots == 0 {
             let text =
@@ -383,6 +393,15 @@ mod tests {
         assert_eq!(arena.acquire(2, &|| true).unwrap().len(), 2);
         let stats = arena.stats();
         assert!(stats.peak_bytes <= stats.size_bytes && stats.size_bytes <= 4 << 20);
+    }
+
+    #[test]
+    fn without_a_margin_all_of_it_is_payload() {
+        let config = ArenaConfig { size_bytes: 4 << 20, slot_bytes: 1 << 20 };
+        let arena = Arena::without_margin(&Device::Host, &config).unwrap();
+        let slots = arena.acquire(5, &|| false).unwrap();
+        assert_eq!((slots.len(), slots[0].len()), (4, 1 << 20));
+        assert_eq!(arena.stats().peak_bytes, 4 << 20);
     }
 
     #[test]

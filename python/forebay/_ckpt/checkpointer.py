@@ -22,7 +22,13 @@ from forebay._ckpt.preempt import LEAD_STEPS, Preemption
 from forebay._ckpt.ranks import Ranks
 from forebay._ckpt.reading import load_rank, side_files
 from forebay._ckpt.restoring import Request, RestoreReport
-from forebay._ckpt.retention import GRACE_SECONDS, Retention, prune
+from forebay._ckpt.retention import (
+    GRACE_SECONDS,
+    LEFTOVER_SECONDS,
+    Retention,
+    collect,
+    prune,
+)
 from forebay._ckpt.saving import Run, SideFiles
 from forebay._ckpt.settings import OnBusy, Progress, parse, parse_step
 from forebay._errors import make, usage
@@ -274,9 +280,22 @@ class Checkpointer:
         dry_run: bool = False,
     ) -> dict[str, Any]:
         """Removes committed steps that no rule keeps, by default the rules of this checkpointer; returns what was
-        removed, or would be. The newest step stays. To be called by one rank."""
+        removed, or would be. The newest step stays. To be called by one rank.
+
+        Args:
+            grace_s: how long what is removed is kept for readers that have just opened it, and how long a save must have
+                been silent to count as dead: not below a minute while anybody saves."""
         self._check_process()
         return prune(self._settings, keep_last, keep_every, pins, grace_s, dry_run)
+
+    def gc(
+        self, *, grace_s: float = LEFTOVER_SECONDS, dry_run: bool = False
+    ) -> list[tuple[str, int]]:
+        """Removes what saves left that did not end, and what overwritten steps were made of, once it is `grace_s`
+        seconds old; returns names and bytes of what was removed, or would be. Happens by itself, on rank 0, beside
+        saves. To be called by one rank."""
+        self._check_process()
+        return collect(self._settings, grace_s, dry_run)
 
     # The end of a job
 

@@ -1,4 +1,4 @@
-"""Removing old steps after a commit, beside the training: one thread of rank 0.
+"""Removing old steps and leftovers after a commit, beside the training: one thread of rank 0.
 
 Rules are the native part's: only committed steps count, the newest is never removed, and what a reader holds stays
 until it lets go.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from time import monotonic
 from typing import Any
 
 from forebay import _native
@@ -19,6 +20,12 @@ _log = logging.getLogger("forebay")
 #: What is unpublished is kept so long for readers that have just opened it.
 GRACE_SECONDS = 60.0
 
+#: What an attempt left that did not end is collected once it is so old: far longer than any rank is silent.
+LEFTOVER_SECONDS = 900.0
+
+#: How often leftovers are looked for where no rule removes steps.
+COLLECT_SECONDS = 900.0
+
 
 class Retention:
     """Prunes in the background; asks that come while it works are one ask."""
@@ -29,16 +36,21 @@ class Retention:
         self._asked = False
         self._closed = False
         self._thread: threading.Thread | None = None
+        #: When leftovers were last looked for.
+        self._collected: float | None = None
 
     @property
     def wanted(self) -> bool:
-        """Whether there is anything to keep to."""
+        """Whether there is a rule which steps to keep."""
         return self._settings.keep_last is not None or self._settings.keep_every is not None
 
     def ask(self) -> None:
-        """A step was committed."""
+        """A step was committed. Without rules only leftovers go, and that not after each."""
         if not self.wanted:
-            return
+            now = monotonic()
+            if self._collected is not None and now - self._collected < COLLECT_SECONDS:
+                return
+            self._collected = now
         with self._lock:
             self._asked = True
             if self._thread is None:
@@ -64,10 +76,20 @@ class Retention:
                     return
                 self._asked = False
             try:
-                prune(self._settings)
+                if self.wanted:
+                    prune(self._settings)
+                else:
+                    collect(self._settings)
             except Error as error:
                 # The steps stay; the next commit asks again.
                 _log.warning("forebay: old steps could not be removed: %s", error)
+
+
+def collect(
+    settings: Settings, grace_s: float = LEFTOVER_SECONDS, dry_run: bool = False
+) -> list[tuple[str, int]]:
+    """Removes what saves left that did not end, and what overwritten steps were made of; returns names and bytes."""
+    return _native.gc(settings.directory, grace_s=grace_s, dry_run=dry_run)
 
 
 def prune(

@@ -1,9 +1,11 @@
 //! Checkpoints: what the package's `Checkpointer` and `dcp` classes are made of.
 //!
 //! Thin as the rest: [`structure`] describes what a rank writes, [`pool`] is staging memory, [`saver`] starts saves and
-//! [`saving`] is one under way, [`reader`] opens checkpoints, [`steps`] looks after a folder of steps. Flattening,
-//! agreement between ranks and everything about torch is the package's.
+//! [`saving`] is one under way, [`reader`] opens checkpoints, [`steps`] looks after a folder of steps.
+//! [`audit`] tells Python's audit hooks what is about to be written. Flattening, agreement between ranks and everything
+//! about torch is the package's.
 
+mod audit;
 mod pool;
 mod reader;
 mod saver;

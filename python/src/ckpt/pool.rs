@@ -34,10 +34,10 @@ impl Pool {
         let engine = engine.shared()?;
         let arena = interruptible(py, move |_| {
             let device = engine.device();
-            // Slots have a margin of 128 KiB each: a pool of `bytes` of payload must not fall a slot short.
-            let slots = bytes.div_ceil(SLOT_BYTES).max(2);
-            let size_bytes = slots * (SLOT_BYTES + (256 << 10));
-            let arena = Arena::new(device, &ArenaConfig { size_bytes, slot_bytes: SLOT_BYTES })?;
+            // Never more than was allowed; two slots are the least that can overlap.
+            let slots = (bytes / SLOT_BYTES).max(2);
+            let config = ArenaConfig { size_bytes: slots * SLOT_BYTES, slot_bytes: SLOT_BYTES };
+            let arena = Arena::without_margin(device, &config)?;
             if prewarm {
                 warm(device, &arena, slots)?;
             }

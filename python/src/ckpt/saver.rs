@@ -21,6 +21,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use sha2::{Digest, Sha256};
 
+use super::audit::Audited;
 use super::pool::Pool;
 use super::saving::Save;
 use super::structure::{Step, Structure};
@@ -39,7 +40,7 @@ const PART_BYTES_ITEM: u64 = 64;
 pub(super) fn root(folder: &std::path::Path, make: bool) -> forebay_error::Result<Root> {
     let store = if make { PosixStore::create(folder)? } else { PosixStore::open(folder)? };
     Ok(Root {
-        store: Arc::new(store),
+        store: Arc::new(Audited::new(store, folder)),
         clock: Arc::new(SystemClock::default()),
         identify: Arc::new(OurMetadata),
     })

@@ -5,6 +5,8 @@
 
 Sections, each in a process of its own so that one hang or leak does not touch the next:
 
+Forebay is given the state at construction, as a job that knows what it will save does: memory is made then.
+
 - `stall`: how long `save` keeps the caller, first save and later ones, and how long until the step is committed:
   Forebay with the shadow, with a pool as large as the state, and with one of 2 GB; torch's `dcp.save` and `async_save`
   with the options that serve them best.
@@ -74,10 +76,9 @@ def forebay_stall(args, mode: str) -> dict:
     state = state_of(args.gb, "cuda:0")
     torch.cuda.synchronize()
     began = time.perf_counter()
-    checkpoints = forebay.Checkpointer(fresh(args.folder), device="cuda:0", keep_last=1, **options)
+    checkpoints = forebay.Checkpointer(fresh(args.folder), state=state, keep_last=1, **options)
     made = time.perf_counter() - began
-    # The pool is pinned in the background: a job has other things to do before its first save.
-    time.sleep(args.settle_s)
+    predicted = checkpoints.predicted_stall_s
     rows = []
     for number in range(args.rounds):
         change(state, number + 1)
@@ -91,6 +92,7 @@ def forebay_stall(args, mode: str) -> dict:
     checkpoints.close()
     return {
         "made_seconds": made,
+        "predicted_stall_s": predicted,
         "rows": rows,
         "load_seconds": seconds,
         "equal": equal,
@@ -267,6 +269,8 @@ def show(name: str, found: dict) -> str:
         stalls = [f"{row['stall'] * 1e3:.0f}" for row in found["rows"]]
         text += " ".join(row["error"][-120:] for row in found["rows"] if "error" in row)
         text += f" stall ms {' '.join(stalls)}"
+        if found.get("predicted_stall_s") is not None:
+            text += f" (predicted {found['predicted_stall_s'] * 1e3:.0f})"
         done = [row for row in found["rows"] if "error" not in row]
         totals = [row.get("total") or row["report"].get("durable_seconds", 0) + row["report"].get(
             "commit_seconds", 0) for row in done]
@@ -287,7 +291,6 @@ def main() -> int:
     p.add_argument("--gb", type=float, default=8)
     p.add_argument("--disk-gb", type=float, default=4)
     p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--settle-s", type=float, default=2)
     p.add_argument("--layers", type=int, default=12)
     p.add_argument("--steps", type=int, default=120)
     p.add_argument("--pool-bytes", type=int, default=9 << 30)

@@ -68,7 +68,8 @@ class Checkpointer:
         progress: called with (bytes done, bytes in all) during restores.
         device: the device of the state ("cuda:0", "cpu"), where it is to be known before the first save.
         state: a state like those that will be saved. Then memory is made, rates are measured, and how long a save will
-            hold up training is logged and kept in `predicted_stall_s`.
+            hold up training is logged and kept in `predicted_stall_s`. The memory of an automatic shadow is taken
+            later, by `prepare` or the first save.
     """
 
     def __init__(
@@ -112,12 +113,20 @@ class Checkpointer:
         self.predicted_stall_s: float | None = None
         remember(self)
         if state is not None:
-            self._predict(state)
+            self._prepare(state, stepped=False)
         elif self._settings.staging_bytes is not None:
             self._opened().natives.warm()
 
-    def _predict(self, state: Any) -> None:
-        mode, seconds = self._opened().prepare(state)
+    def prepare(self, state: Any) -> float | None:
+        """Makes memory ready for saves of a state, so that the first holds up training no longer than later ones do;
+        returns the predicted stall in seconds, None where it is not known. To be called after the first full step of
+        training, when the peak use of GPU memory is known. Not a collective call; `state` is not changed."""
+        self._check_process()
+        self._prepare(state, stepped=True)
+        return self.predicted_stall_s
+
+    def _prepare(self, state: Any, stepped: bool) -> None:
+        mode, seconds = self._opened().prepare(state, stepped)
         self.predicted_stall_s = seconds
         # A stall that is felt is worth a line that is seen.
         level = logging.WARNING if mode == "stream" else logging.INFO

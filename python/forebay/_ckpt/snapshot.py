@@ -12,6 +12,7 @@ conjugated or negated values, and tensors of devices that no engine knows, which
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -80,6 +81,13 @@ class Snapshots:
                 return "shadow"
         return "stream" if size > self.staging_bytes else "pool"
 
+    def prepare(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Takes the memory of the shadow of a state whose kind of snapshot is `shadow`; the first save takes it
+        otherwise. Where there is none now, the first save says so."""
+        here = [tensor.detach() for tensor in tensors if self._is_here(tensor)]
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            self._shadow_on(here[0].device).prepare(here)
+
     def release(self) -> None:
         """Gives back the memory of shadows."""
         if self.device_shadow is not None:
@@ -97,9 +105,7 @@ class Snapshots:
             self._degrade(f"{host_bytes} bytes of the state are in host memory")
             return None
         device = here[0].device
-        shadow = self.device_shadow
-        if shadow is None or shadow.device != device:
-            shadow = self.device_shadow = Shadow(device)
+        shadow = self._shadow_on(device)
         needed = size_of(here)
         if self.shadow == "auto":
             left = headroom(device) + shadow.bytes
@@ -118,6 +124,12 @@ class Snapshots:
         snapshot = self._plain("shadow", merged, on_device)
         snapshot.settled = True
         return snapshot
+
+    def _shadow_on(self, device: torch.device) -> Shadow:
+        shadow = self.device_shadow
+        if shadow is None or shadow.device != device:
+            shadow = self.device_shadow = Shadow(device)
+        return shadow
 
     def _plain(self, mode: str, tensors: list[torch.Tensor], on_device: list[bool]) -> Snapshot:
         readable = _readable(tensors)

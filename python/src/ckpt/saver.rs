@@ -36,6 +36,11 @@ use crate::wait::interruptible;
 const PART_BYTES: u64 = 16 << 10;
 const PART_BYTES_ITEM: u64 = 64;
 
+/// Threads that write, by default: a drive is full with these.
+const WRITERS_MAX: usize = 8;
+/// The same for folders that lie in memory.
+const WRITERS_IN_MEMORY_MAX: usize = 16;
+
 /// A folder of steps (or one step) as a store of the commit protocol. Made where it is not there.
 pub(super) fn root(folder: &std::path::Path, make: bool) -> forebay_error::Result<Root> {
     let store = if make { PosixStore::create(folder)? } else { PosixStore::open(folder)? };
@@ -238,6 +243,9 @@ impl Saver {
         let attempt = spec.attempt;
         let info = info(&spec, torch, python, host);
         let workers = forebay_topology::worker_cpus();
+        // Writes to memory cost CPU and no waiting, and a file takes one writer at a time.
+        let most = if settings.in_memory { WRITERS_IN_MEMORY_MAX } else { WRITERS_MAX };
+        let writers = settings.takers.unwrap_or_else(|| workers.clamp(1, most));
         let request = Request {
             plan: structure.plan.clone(),
             root: settings.root.clone(),
@@ -249,8 +257,8 @@ impl Saver {
                 .into_iter()
                 .map(|(name, bytes)| SideFile { name, bytes })
                 .collect(),
-            files: structure.files.or(settings.takers).unwrap_or_else(|| workers.clamp(1, 8)),
-            writers: settings.takers,
+            files: structure.files.unwrap_or(writers),
+            writers: Some(writers),
             stream,
             // To a disk, the pool's aligned memory is written directly, and the copy costs less than the page cache
             // does.

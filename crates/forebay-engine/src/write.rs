@@ -186,12 +186,9 @@ impl Job<'_> {
                 if let Some(fence) = fence {
                     stream.wait_for(fence)?;
                 }
-                let mut lanes = Vec::new();
-                // Goes before the lanes, whatever happens: a panic too.
-                let landed = Landed(&stream);
-                let result = self.work_gpu(gpu, &stream, &mut lanes);
-                drop(landed);
-                result
+                // Waits for the GPU when it goes, whatever happens: a panic too.
+                let mut lanes = Lanes { stream: &stream, lanes: Vec::new() };
+                self.work_gpu(gpu, &stream, &mut lanes.lanes)
             }
         }
     }
@@ -250,14 +247,18 @@ impl Job<'_> {
     }
 }
 
-/// Waits, when dropped, until the GPU is done with a stream's copies.
-struct Landed<'a>(&'a Stream);
+/// The slots of a thread. Dropped, they go back when the GPU is done with its copies; where that cannot be known they
+/// are given up for good.
+struct Lanes<'a> {
+    stream: &'a Stream,
+    lanes: Vec<Lane>,
+}
 
-impl Drop for Landed<'_> {
+impl Drop for Lanes<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.0.synchronize() {
-            // A device that fails so copies nothing any more.
-            tracing::warn!(%error, "copies of a save not waited for");
+        if let Err(error) = self.stream.synchronize() {
+            tracing::warn!(%error, "staging memory is given up, the GPU may still use it");
+            std::mem::forget(std::mem::take(&mut self.lanes));
         }
     }
 }

@@ -16,39 +16,72 @@ pub(super) fn from_device(job: &Job, fence: Option<&Event>) -> Result<()> {
     if let Some(fence) = fence {
         stream.wait_for(fence)?;
     }
-    let queued = queue_all(job, gpu, &stream);
+    let mut copies = Copies { job, stream: &stream, slot: None, settled: false };
+    let queued = copies.queue_all(gpu);
     // Whatever happened: nobody may touch memory or slots before the GPU is done with them.
-    if let Err(error) = stream.synchronize() {
-        tracing::warn!(%error, "staging memory is given up, the GPU may still use it");
-        std::mem::forget(job.take_rest());
-        return Err(error);
-    }
-    let queued = queued?;
-    job.count_staged(queued);
+    copies.settle()?;
+    job.count_staged(queued?);
     Ok(())
 }
 
-/// Queues copies until the job ends or nothing is left; returns how many pieces.
-fn queue_all(job: &Job, gpu: &Arc<CudaDevice>, stream: &Stream) -> Result<usize> {
-    let mut queued = 0;
-    for (number, piece) in job.pieces.iter().enumerate() {
-        if piece.place != Place::Device {
-            continue;
+/// The copies of a job on their way. Dropped, also by a panic, it waits until the GPU is done with all slots that this
+/// thread has touched: the one at hand, and those that wait in the queue.
+struct Copies<'a> {
+    job: &'a Job,
+    stream: &'a Stream,
+    /// The slot that copies are being queued into. It is not in the queue before all of them are, with their event.
+    slot: Option<Slot>,
+    settled: bool,
+}
+
+impl Copies<'_> {
+    /// Queues copies until the job ends or nothing is left; returns how many pieces.
+    fn queue_all(&mut self, gpu: &Arc<CudaDevice>) -> Result<usize> {
+        let mut queued = 0;
+        for (number, piece) in self.job.pieces.iter().enumerate() {
+            if piece.place != Place::Device {
+                continue;
+            }
+            let Some(slot) = slot(self.job)? else { return Ok(0) };
+            let address = self.slot.insert(slot).address();
+            let landed = Event::new(gpu)?;
+            let mut at = 0;
+            for run in self.job.runs_of(piece) {
+                // SAFETY: the run is valid until the job is staged by the contract of `Engine::stage`, and the pieces
+                // were checked to fit their slots; the slot is kept here until the copy has landed, or goes to its
+                // taker with the event, which waits for it.
+                unsafe { self.stream.copy_to_host(address + at, run.address, run.len)? };
+                at += run.len as usize;
+            }
+            landed.record(self.stream)?;
+            let slot = self.slot.take();
+            self.job.push(Filled { piece: number, len: at, slot, landed: Some(landed) });
+            queued += 1;
         }
-        let Some(slot) = slot(job)? else { return Ok(0) };
-        let landed = Event::new(gpu)?;
-        let mut at = 0;
-        for run in job.runs_of(piece) {
-            // SAFETY: the run is valid until the job is staged by the contract of `Engine::stage`, and the pieces were
-            // checked to fit their slots; the slot goes to its taker with the event, which waits for it.
-            unsafe { stream.copy_to_host(slot.address() + at, run.address, run.len)? };
-            at += run.len as usize;
-        }
-        landed.record(stream)?;
-        job.push(Filled { piece: number, len: at, slot: Some(slot), landed: Some(landed) });
-        queued += 1;
+        Ok(queued)
     }
-    Ok(queued)
+
+    /// Waits for the GPU. Where it cannot be known whether it is done, the slots are given up for good.
+    fn settle(&mut self) -> Result<()> {
+        self.settled = true;
+        let settled = self.stream.synchronize();
+        let slot = self.slot.take();
+        if let Err(error) = &settled {
+            tracing::warn!(%error, "staging memory is given up, the GPU may still use it");
+            std::mem::forget((slot, self.job.take_rest()));
+        }
+        settled
+    }
+}
+
+impl Drop for Copies<'_> {
+    fn drop(&mut self) {
+        if !self.settled
+            && let Err(error) = self.settle()
+        {
+            tracing::debug!(%error, "a thread that staged has panicked");
+        }
+    }
 }
 
 /// Copies pieces of host memory until nothing is left.

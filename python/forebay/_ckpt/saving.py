@@ -197,6 +197,7 @@ class Run:
             torch=torch.__version__,
             python=platform.python_version(),
             host=platform.node(),
+            hints=self.natives.hints,
             keep=snapshot.keep,
         )
 
@@ -217,6 +218,7 @@ class Run:
                 counter=self._counter,
                 epoch=self.natives.epoch or 0,
                 parent=self.parent,
+                hints=self.natives.hints,
             )
             # The process may end because of the error: then others must know by then.
             running.wait(_WITHDRAW_SECONDS)
@@ -236,7 +238,7 @@ class Run:
         if mode == "shadow" and (stepped or self.settings.shadow is True):
             self.snapshots.prepare(pieces)
         if mode != "shadow":
-            self.stall.measure(device, self.settings.directory, pool, size, staging)
+            self.stall.measure(device, self.settings.directory, pool, pieces, size, staging)
         return mode, self.stall.predict(mode, size, len(pieces), staging)
 
     def rebase(self, step: int) -> None:
@@ -267,6 +269,7 @@ class Run:
             if last is not None:
                 self._learn(last)
             self.release()
+            self.natives.forget()
         return over
 
 

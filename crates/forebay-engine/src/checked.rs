@@ -4,10 +4,13 @@
 //! throws it away: with blocks of 1 MiB at most 2 MiB a range. Each move is cut at the block borders; the blocks that
 //! any move touches, in the order of the object, become pieces of neighbouring blocks. Blocks that nothing wants are
 //! not read.
+//!
+//! Where a block arrives as a whole and without gaps (a whole tensor, a slice of its first dimension), its place in the
+//! target is kept ([`Landing`]): there it can be checked again once it has arrived, by a GPU that reads its own memory.
 
 use forebay_error::{Code, Error, Result};
 
-use crate::plan::{Check, Move, Op, Piece, Plan};
+use crate::plan::{Check, Landing, Move, Op, Piece, Plan};
 
 /// A part of a move inside one block.
 struct Cut {
@@ -27,7 +30,7 @@ pub(crate) fn add(
     let mut cuts = Vec::with_capacity(moves.len());
     for part in moves {
         let batch = batches.partition_point(|&start| start <= part.target);
-        cut(part, blocks, &mut |block, part| cuts.push(Cut { block, batch, part }))?;
+        cut(&joined(*part), blocks, &mut |block, part| cuts.push(Cut { block, batch, part }))?;
     }
     cuts.sort_by_key(|cut| (cut.block, cut.batch, cut.part.from));
     let mut batch = None;
@@ -79,6 +82,7 @@ fn push(plan: &mut Plan, block: Check, group: &[Cut], piece_bytes: u64, joins: b
         }
     };
     plan.checks.push(block);
+    plan.landings.push(landing(block, group));
     plan.checked_bytes += block.len;
     for cut in group {
         let part = cut.part;
@@ -91,6 +95,56 @@ fn push(plan: &mut Plan, block: Check, group: &[Cut], piece_bytes: u64, joins: b
     }
     if let Some(last) = plan.pieces.last_mut() {
         last.ops.end = plan.ops.len();
+    }
+}
+
+/// Rows without gaps on either side are one run.
+fn joined(part: Move) -> Move {
+    if part.from_stride == part.run && part.to_stride == part.run {
+        return Move::contiguous(part.object, part.target, part.from, part.to, part.bytes());
+    }
+    part
+}
+
+/// Where a block is in its target, if `group`, which is sorted, brings all of it in one run.
+fn landing(block: Check, group: &[Cut]) -> Option<Landing> {
+    let first = group.first()?.part;
+    let mut done = 0;
+    for Cut { part, .. } in group {
+        let follows = part.rows == 1
+            && part.target == first.target
+            && part.from == block.offset + done
+            && part.to == first.to + done;
+        if !follows {
+            return None;
+        }
+        done += part.run;
+    }
+    (done == block.len).then_some(Landing { target: first.target, to: first.to })
+}
+
+impl Plan {
+    /// Where the blocks of a piece lie in their targets, one for each of [`Self::checks_of`].
+    pub(crate) fn landings_of(&self, piece: &Piece) -> &[Option<Landing>] {
+        self.landings.get(piece.checks.clone()).unwrap_or_default()
+    }
+
+    /// Whether every block of a piece arrives as a whole.
+    pub(crate) fn lands_whole(&self, piece: &Piece) -> bool {
+        self.landings_of(piece).iter().all(Option::is_some)
+    }
+
+    /// Whether pieces of this checked object arrive as wholes; one is enough.
+    pub(crate) fn has_whole_pieces(&self, object: u32) -> bool {
+        let first = self.pieces.partition_point(|piece| piece.object < object);
+        let mut own = self.pieces.iter().skip(first).take_while(|piece| piece.object == object);
+        own.any(|piece| self.lands_whole(piece))
+    }
+
+    /// Bytes of the blocks that arrive as a whole: those that a GPU can check where they are.
+    pub fn whole_checked_bytes(&self) -> u64 {
+        let whole = self.checks.iter().zip(&self.landings).filter(|(_, place)| place.is_some());
+        whole.map(|(check, _)| check.len).sum()
     }
 }
 

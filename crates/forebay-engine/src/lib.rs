@@ -24,6 +24,7 @@ mod sink;
 mod slots;
 mod source;
 pub mod stage;
+mod verify;
 mod window;
 mod worker;
 mod write;

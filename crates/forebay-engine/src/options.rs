@@ -134,6 +134,11 @@ pub struct Tuning {
     pub dma_retry_after: Duration,
     /// Pieces that a direct worker keeps in flight, at the most; it finds by trial how many pay.
     pub direct_depth: usize,
+    /// Whether a GPU checks the blocks that arrive in its memory as wholes; otherwise the CPU checks all.
+    pub gpu_checks: bool,
+    /// Bytes of such blocks from which a load has the GPU check them. The CPU is done with 64 MiB in 2 ms; making the
+    /// kernel ready, once a process, takes from some ms to tenths of a second (beside the load).
+    pub gpu_checks_from_bytes: u64,
 }
 
 impl Default for Tuning {
@@ -149,6 +154,8 @@ impl Default for Tuning {
             dma_trial_batches: 3,
             dma_retry_after: Duration::from_secs(30),
             direct_depth: 16,
+            gpu_checks: true,
+            gpu_checks_from_bytes: 64 << 20,
         }
     }
 }

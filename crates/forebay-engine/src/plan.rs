@@ -114,12 +114,22 @@ pub struct Check {
     pub crc: u32,
 }
 
+/// Where a block of a [`Check`] lies in one piece once it has arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Landing {
+    pub(crate) target: u32,
+    /// Bytes from the start of the target.
+    pub(crate) to: u64,
+}
+
 /// Pieces in reading order.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     pub(crate) pieces: Vec<Piece>,
     pub(crate) ops: Vec<Op>,
     pub(crate) checks: Vec<Check>,
+    /// One for each of `checks`; none for a block that arrives in parts, with gaps, or not all of it.
+    pub(crate) landings: Vec<Option<Landing>>,
     pub(crate) bytes: u64,
     pub(crate) read_bytes: u64,
     pub(crate) checked_bytes: u64,
@@ -196,7 +206,7 @@ impl Plan {
         self.checks.get(piece.checks.clone()).unwrap_or_default()
     }
 
-    /// Whether an object's bytes are checked by the CPU, which those that go by DMA never meet.
+    /// Whether an object's bytes are checked.
     pub fn is_checked(&self, object: u32) -> bool {
         self.checks.binary_search_by_key(&object, |check| check.object).is_ok()
     }

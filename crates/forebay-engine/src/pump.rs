@@ -10,16 +10,18 @@
 //!
 //! # The loop
 //!
-//! 1. Land what the GPU has done: pieces count as finished, slots go back to the readers, registrations are kept.
+//! 1. Land what the GPU has done: slots go back to the readers, registrations are kept, pieces count as finished, or
+//!    wait for the GPU to check them (`checks`).
 //! 2. Queue copies for every slot in the inbox.
 //! 3. If few enough DMA bytes are on their way, take the next batch of resident pieces from the front of the queue,
 //!    map and register it, and queue copies from it.
 //! 4. With nothing to do, sleep until a reader brings a slot, or for a moment while copies are in flight.
 //!
-//! All copies go to one stream, so flights land in order and one event each is enough.
+//! All copies go to one stream, so flights land in order and one event each is enough. Checks have another.
 //!
 //! How batches are made and registered, and when DMA ends before the load does, is in `dma`.
 
+mod checks;
 mod dma;
 
 use std::collections::VecDeque;
@@ -34,7 +36,9 @@ use crate::pace::Pace;
 use crate::paths::scatter::{Allocations, GpuScatter};
 use crate::report::Path;
 use crate::shared::{Shared, internal};
+use crate::verify;
 use crate::window::Batch;
+use checks::Checker;
 
 /// How long the pump sleeps while copies are in flight: they take 76 us for 4 MiB, and readers have other slots.
 const FLIGHT_NAP: Duration = Duration::from_micros(50);
@@ -56,6 +60,8 @@ pub(crate) struct Loaded {
     /// Where in the slot the piece's first byte lies.
     pub(crate) head: usize,
     pub(crate) path: Path,
+    /// Its whole blocks are for the GPU to check, once they have arrived.
+    pub(crate) by_gpu: bool,
 }
 
 /// Copies that are queued.
@@ -94,6 +100,7 @@ struct Pump<'a> {
     dma_bytes: u64,
     pace: Pace,
     task: PumpTask,
+    checker: Checker<'a>,
 }
 
 /// Pumps until every byte has arrived, or the load ends early.
@@ -112,12 +119,13 @@ pub(crate) fn run(shared: &Arc<Shared>, task: PumpTask) -> Result<()> {
         dma_bytes: 0,
         pace: Pace::default(),
         task,
+        checker: Checker::new(shared, gpu),
     };
     let result = pump.work();
     shared.queue.dma_ends();
     // Whatever happened: slots and mappings go only when the GPU is done with them.
     let settled = pump.stream.synchronize();
-    result.and(settled)
+    result.and(settled).and_then(|()| pump.checker.settle())
 }
 
 impl Drop for Pump<'_> {
@@ -141,6 +149,8 @@ impl Pump<'_> {
     fn work(&mut self) -> Result<()> {
         while !self.shared.is_over() {
             self.land()?;
+            self.checker.turn(!self.flights.is_empty())?;
+            self.end_dma_without_checks();
             let queued = self.queue_slots()?;
             let registered = self.task.dma && self.queue_pages()?;
             if !queued && !registered {
@@ -152,9 +162,11 @@ impl Pump<'_> {
     }
 
     fn nap(&self) -> Duration {
-        if !self.flights.is_empty() {
+        if !self.flights.is_empty() || self.checker.is_busy() {
             FLIGHT_NAP
-        } else if self.task.dma && !self.shared.is_fed(FEED_QUIET) {
+        } else if self.task.dma
+            && (!self.shared.is_fed(FEED_QUIET) || self.shared.checks.is_loading())
+        {
             FEED_NAP
         } else {
             IDLE_NAP
@@ -181,18 +193,28 @@ impl Pump<'_> {
                 for loaded in slots {
                     // The slot first: a reader can fill it while the piece is counted.
                     shared.slots.put(loaded.slot);
-                    shared.finish_piece(loaded.piece, loaded.path)?;
+                    self.arrived(loaded.piece, loaded.path, loaded.by_gpu)?;
                 }
             }
             Cargo::Pages { pieces, batch, bytes } => {
                 self.dma_bytes -= bytes;
                 shared.engine.window().hand_over(batch);
                 for piece in pieces {
-                    shared.finish_piece(piece, Path::PageCacheDma)?;
+                    let by_gpu = !shared.piece(piece)?.checks.is_empty();
+                    self.arrived(piece, Path::PageCacheDma, by_gpu)?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// A piece's bytes are in their targets: it is done, unless the GPU is to check them.
+    fn arrived(&mut self, index: u32, path: Path, by_gpu: bool) -> Result<()> {
+        if by_gpu {
+            return self.checker.add(index, path);
+        }
+        verify::count(self.shared, self.shared.piece(index)?, false);
+        self.shared.finish_piece(index, path)
     }
 
     fn event(&mut self) -> Result<Event> {

@@ -74,6 +74,10 @@ pub struct Report {
     pub threads: usize,
     /// The paths, those without bytes left out.
     pub paths: Vec<PathShare>,
+    /// Bytes whose checksums a GPU compared where they had arrived, in its memory; whole blocks.
+    pub verified_gpu_bytes: u64,
+    /// Bytes whose checksums the CPU compared on their way; whole blocks.
+    pub verified_cpu_bytes: u64,
     /// What was refused, by whom, and what was done instead.
     pub refusals: Vec<String>,
     /// The arena.
@@ -106,6 +110,8 @@ pub(crate) struct Tally {
     bytes: [AtomicU64; Path::ALL.len()],
     pieces: [AtomicU64; Path::ALL.len()],
     cpu_nanos: AtomicU64,
+    verified_gpu: AtomicU64,
+    verified_cpu: AtomicU64,
     registered_bytes: AtomicU64,
     registering_nanos: AtomicU64,
     dma_ended_early: AtomicBool,
@@ -144,6 +150,17 @@ impl Tally {
 
     pub(crate) fn cpu_seconds(&self) -> f64 {
         self.cpu_nanos.load(Ordering::Relaxed) as f64 / 1e9
+    }
+
+    /// Counts bytes whose checksums were right.
+    pub(crate) fn verified(&self, by_gpu: u64, by_cpu: u64) {
+        self.verified_gpu.fetch_add(by_gpu, Ordering::Relaxed);
+        self.verified_cpu.fetch_add(by_cpu, Ordering::Relaxed);
+    }
+
+    /// Bytes that the GPU has verified, and those that the CPU has.
+    pub(crate) fn verified_bytes(&self) -> (u64, u64) {
+        (self.verified_gpu.load(Ordering::Relaxed), self.verified_cpu.load(Ordering::Relaxed))
     }
 
     /// Counts a batch that was mapped and registered.

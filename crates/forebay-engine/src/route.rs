@@ -62,7 +62,8 @@ impl Route {
     }
 }
 
-/// Decides for one object. `dma_limit` is how much page cache may be registered; none where its bytes are checked.
+/// Decides for one object. `dma_limit` is how much page cache may be registered; none where the CPU
+/// checks all of its bytes.
 pub(crate) fn decide(
     source: &dyn RangeSource,
     device: &Device,
@@ -212,6 +213,8 @@ pub(crate) enum Refused {
     Direct,
     /// io_uring, on this machine (device 0).
     Ring,
+    /// The checksum kernel on a GPU (device: its ordinal).
+    Checks,
 }
 
 static REFUSALS: Mutex<Option<HashMap<(Refused, u64), String>>> = Mutex::new(None);

@@ -20,6 +20,7 @@ use crate::report::{Report, Tally};
 use crate::route;
 use crate::shared::{Progress, Shared, internal, lock};
 use crate::source::RangeSource;
+use crate::verify::Checks;
 use crate::worker;
 
 /// How long a cancelled load waits for its workers before it leaves them to themselves.
@@ -67,6 +68,7 @@ impl Session {
         let registered_limit = if engine.device().is_gpu() { engine.dma_limit() } else { 0 };
         let tally = Tally::default();
         let tuning = &engine.config().tuning;
+        let checks = Checks::new(&engine, &plan, &tally);
         tracing::info!(
             files = sources.len(),
             bytes = plan.bytes(),
@@ -81,16 +83,17 @@ impl Session {
             .enumerate()
             .map(|(object, source)| {
                 let (source, device) = (source.as_ref(), engine.device());
-                let limit = registered_limit;
-                let checked = plan.is_checked(object as u32);
-                let limit = (!checked).then_some(limit);
+                let for_cpu = plan.is_checked(object as u32)
+                    && (checks.is_off() || !plan.has_whole_pieces(object as u32));
+                let limit = (!for_cpu).then_some(registered_limit);
                 let route = route::decide(source, device, &options, tuning, threads, limit, &tally);
                 tracing::debug!(file = source.name(), ?route, "how a file is read");
                 route
             })
             .collect();
         let slots = threads + tuning.slots_ahead;
-        let shared = Arc::new(Shared::new(engine, plan, sources, routes, options, tally, slots));
+        let shared = Shared::new(engine, plan, sources, routes, options, tally, checks, slots);
+        let shared = Arc::new(shared);
         worker::spawn_all(&shared, threads, registered_limit)?;
         Ok(Self {
             shared,
@@ -245,6 +248,7 @@ impl Session {
         shared.take_keepalive();
         tracing::info!(bytes = shared.plan.bytes(), "load ends");
         let ended = shared.progress().ended.unwrap_or(self.started);
+        let (verified_gpu_bytes, verified_cpu_bytes) = shared.tally.verified_bytes();
         Ok(Report {
             bytes: shared.plan.bytes(),
             read_bytes: shared.plan.read_bytes(),
@@ -252,6 +256,8 @@ impl Session {
             cpu_seconds: shared.tally.cpu_seconds(),
             threads: self.threads,
             paths: shared.tally.shares(),
+            verified_gpu_bytes,
+            verified_cpu_bytes,
             refusals: shared.tally.refusals(),
             arena: shared.engine.arena_stats(),
             registered_peak_bytes: shared.registered_peak(),

@@ -17,6 +17,7 @@ use crate::report::{Path, Tally};
 use crate::route::Route;
 use crate::slots::Slots;
 use crate::source::RangeSource;
+use crate::verify::Checks;
 
 /// One load: plan, sources, targets, and how far it is.
 pub(crate) struct Shared {
@@ -28,6 +29,7 @@ pub(crate) struct Shared {
     pub(crate) queue: Queue,
     pub(crate) slots: Slots,
     pub(crate) tally: Tally,
+    pub(crate) checks: Checks,
     /// Address of each target; 0 until provided.
     addresses: Vec<AtomicU64>,
     /// Payload bytes that each target still lacks.
@@ -62,6 +64,7 @@ pub(crate) struct Progress {
 }
 
 impl Shared {
+    #[expect(clippy::too_many_arguments, reason = "a load's parts, each once")]
     pub(crate) fn new(
         engine: Arc<Engine>,
         plan: Plan,
@@ -69,6 +72,7 @@ impl Shared {
         routes: Vec<Route>,
         options: LoadOptions,
         tally: Tally,
+        checks: Checks,
         slot_limit: usize,
     ) -> Self {
         let pieces = plan.pieces().len();
@@ -91,6 +95,7 @@ impl Shared {
             queue: Queue::new(pieces),
             slots: Slots::new(slot_limit),
             tally,
+            checks,
             addresses: plan.target_bytes().iter().map(|_| AtomicU64::new(0)).collect(),
             lacking: lacking.into_iter().map(AtomicU64::new).collect(),
             plan,
@@ -123,6 +128,13 @@ impl Shared {
             end = end.max(piece.offset + piece.len);
         }
         Ok((start, end.saturating_sub(start)))
+    }
+
+    /// Whether a piece may come by DMA: its object's pages can be registered, and nothing of it is for the CPU to check.
+    pub(crate) fn may_use_dma(&self, piece: &Piece) -> bool {
+        let unchecked = piece.checks.is_empty();
+        self.route(piece.object).is_ok_and(|route| route.dma)
+            && (unchecked || self.checks.is_on() && self.plan.lands_whole(piece))
     }
 
     pub(crate) fn source(&self, object: u32) -> Result<&Arc<dyn RangeSource>> {

@@ -21,6 +21,8 @@ enum Role {
     Pump(PumpTask),
     Copy,
     Direct,
+    /// Makes the checksum kernel ready.
+    Kernel,
 }
 
 impl Role {
@@ -29,6 +31,7 @@ impl Role {
             Role::Pump(_) => "forebay-pump",
             Role::Copy => "forebay-copy",
             Role::Direct => "forebay-direct",
+            Role::Kernel => "forebay-kernel",
         }
     }
 }
@@ -58,6 +61,9 @@ pub(crate) fn spawn_all(shared: &Arc<Shared>, threads: usize, window_limit: u64)
     }
     if shared.routes.iter().any(|route| route.cold() == Cold::Threads) {
         shared.queue.serve_cold_by_threads();
+    }
+    if shared.checks.is_loading() {
+        roles.push(Role::Kernel);
     }
     tracing::debug!(?roles, "workers");
     start_all(shared, &roles)
@@ -100,8 +106,12 @@ fn start_all(shared: &Arc<Shared>, roles: &[Role]) -> Result<()> {
                 tracing::warn!(name, missing, "going on with fewer threads");
                 let text = format!("threads: only {readers} readers could be started");
                 shared.tally.refusal(&text);
-                if role == Role::Direct {
-                    direct::without_worker(shared);
+                match (role, shared.engine.device()) {
+                    (Role::Direct, _) => direct::without_worker(shared),
+                    (Role::Kernel, Device::Cuda(gpu)) => {
+                        shared.checks.end(gpu, &error, &shared.tally);
+                    }
+                    _ => {}
                 }
             }
             Err(error) => {
@@ -144,6 +154,12 @@ fn run(shared: &Arc<Shared>, role: Role) -> Result<()> {
         Role::Pump(task) => pump::run(shared, task),
         Role::Copy => copy::run(shared),
         Role::Direct => direct::run(shared),
+        Role::Kernel => {
+            if let Device::Cuda(gpu) = shared.engine.device() {
+                shared.checks.load(gpu, &shared.tally);
+            }
+            Ok(())
+        }
     };
     shared.tally.settle_cpu();
     result

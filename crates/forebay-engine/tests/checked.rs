@@ -7,22 +7,9 @@ mod common;
 use common::*;
 use forebay_engine::{Check, EngineConfig, LoadOptions, Move, PathChoice, Plan};
 use forebay_error::Code;
-use forebay_format::crc::crc32;
 use proptest::prelude::*;
 
 const PIECE: u64 = 256 << 10;
-
-/// Blocks of `step` bytes over `[start, end)` of an object.
-fn blocks(object: u32, bytes: &[u8], start: usize, end: usize, step: usize) -> Vec<Check> {
-    (start..end)
-        .step_by(step)
-        .map(|at| {
-            let block = &bytes[at..(at + step).min(end)];
-            let (offset, len) = (at as u64, block.len() as u64);
-            Check { object, offset, len, crc: crc32(block) }
-        })
-        .collect()
-}
 
 /// What a plan's moves should put into its targets.
 fn expected(moves: &[Move], targets: &[u64], bytes: &[u8]) -> Vec<Vec<u8>> {

@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use common::*;
 use forebay_device::Device;
-use forebay_device::cuda::{DeviceBuffer, Stream};
+use forebay_device::cuda::{ChecksumKernel, CudaDevice, DeviceBuffer, Stream};
 use forebay_engine::{
     CacheChoice, Engine, EngineConfig, FileSink, LoadOptions, Move, Part, Path, PathChoice, Plan,
     Report, WriteOptions,
 };
+use forebay_error::{Code, Result};
 
 pub(crate) fn gpu() -> Option<Device> {
     match Device::open("cuda:0") {
@@ -44,6 +45,15 @@ fn load(
     paths: &[PathBuf],
     options: LoadOptions,
 ) -> (Vec<Vec<u8>>, Report) {
+    try_load(engine, plan, paths, options).unwrap()
+}
+
+pub(crate) fn try_load(
+    engine: &Arc<Engine>,
+    plan: Plan,
+    paths: &[PathBuf],
+    options: LoadOptions,
+) -> Result<(Vec<Vec<u8>>, Report)> {
     let Device::Cuda(gpu) = engine.device() else { panic!("no GPU") };
     gpu.with_context(|| {
         let sizes = plan.target_bytes().to_vec();
@@ -60,8 +70,9 @@ fn load(
             std::thread::sleep(Duration::from_millis(5));
             session.provide(rest, Some(0), None)?;
         }
-        let report = session.finish()?;
-        assert!(session.wait_idle(Duration::from_secs(10)));
+        let report = session.finish();
+        assert!(session.wait_idle(Duration::from_secs(30)));
+        let report = report?;
         let stream = Stream::new(gpu)?;
         let mut targets = Vec::new();
         for (buffer, &len) in buffers.iter().zip(&sizes) {
@@ -73,7 +84,6 @@ fn load(
         }
         Ok((targets, report))
     })
-    .unwrap()
 }
 
 #[test]
@@ -193,6 +203,63 @@ fn targets_in_allocations_side_by_side_are_copied_one_by_one() {
             let (targets, _) = load(&engine, plan, std::slice::from_ref(&path), options);
             for (target, wanted) in targets.iter().zip(bytes.chunks(len)) {
                 assert!(target == wanted, "{choice:?}");
+            }
+        }
+    }
+}
+
+/// Makes the kernel ready, so that no block is checked by the CPU meanwhile.
+pub(crate) fn load_kernel(gpu: &Arc<CudaDevice>) {
+    assert!(gpu.with_context(|| ChecksumKernel::get(gpu)).unwrap().is_some());
+}
+
+#[test]
+fn blocks_are_checked_where_they_arrive() {
+    const STEP: usize = 1 << 20;
+    let Some(device) = gpu() else { return };
+    let Device::Cuda(gpu) = &device else { return };
+    load_kernel(gpu);
+    let engine_of = |gpu_checks| {
+        let mut config = EngineConfig::default();
+        config.tuning.gpu_checks = gpu_checks;
+        config.tuning.gpu_checks_from_bytes = 0;
+        Engine::new(device.clone(), config)
+    };
+    let (engine, by_cpu) = (engine_of(true), engine_of(false));
+    let bytes = pattern(7, 36_000_123);
+    let plan = mixed_plan(&bytes, 4 << 20, STEP);
+    let (all, whole) = (plan.checked_bytes(), plan.whole_checked_bytes());
+    assert!(whole > all / 2 && all > whole);
+    for folder in folders() {
+        let path = write_file(folder.path(), "model", &bytes);
+        let paths = std::slice::from_ref(&path);
+        for choice in [PathChoice::Auto, PathChoice::Dma, PathChoice::Copy, PathChoice::Direct] {
+            let options = LoadOptions { path: choice, ..LoadOptions::default() };
+            let (targets, report) = load(&engine, plan.clone(), paths, options.clone());
+            check_mixed(&targets, &bytes, STEP);
+            let verified = (report.verified_gpu_bytes, report.verified_cpu_bytes);
+            assert_eq!(verified, (whole, all - whole), "{choice:?}");
+            let dma = report.paths.iter().any(|share| share.path == Path::PageCacheDma);
+            assert!(dma || choice != PathChoice::Dma, "{report:?}");
+            let (targets, report) = load(&by_cpu, plan.clone(), paths, options);
+            check_mixed(&targets, &bytes, STEP);
+            assert_eq!((report.verified_gpu_bytes, report.verified_cpu_bytes), (0, all));
+        }
+        // The last two are in rows, and in the half of a block that is not wanted.
+        for at in [0, STEP - 1, STEP, 12_000_040, 13_000_000, 24_000_100] {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 4;
+            write_file(folder.path(), "model", &damaged);
+            for choice in [PathChoice::Dma, PathChoice::Copy] {
+                let options = LoadOptions { path: choice, ..LoadOptions::default() };
+                let fails = |engine| {
+                    let result = try_load(engine, plan.clone(), paths, options.clone());
+                    result.map(|_| ()).unwrap_err()
+                };
+                let (found, wanted) = (fails(&engine), fails(&by_cpu));
+                assert_eq!(found.code(), Code::Checksum, "byte {at}: {found}");
+                assert_eq!(found.render(), wanted.render(), "byte {at}");
+                assert!(found.place().unwrap().ends_with("/model"), "{found}");
             }
         }
     }

@@ -76,6 +76,14 @@ impl ChecksumKernel {
         }
     }
 
+    /// What [`Self::get`] gave before; `None` when nobody has asked yet, as loading may take its time.
+    pub fn loaded(device: &CudaDevice) -> Option<Result<Option<Arc<Self>>>> {
+        match device.checksum.get()? {
+            Ok(kernel) => Some(Ok(kernel.clone())),
+            Err(error) => Some(Err(repeated(error))),
+        }
+    }
+
     fn load(device: &Arc<CudaDevice>) -> Cached {
         if !device.driver.has_kernels() {
             tracing::warn!("the CUDA driver cannot launch kernels: the CPU computes checksums");

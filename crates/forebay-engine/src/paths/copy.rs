@@ -11,13 +11,14 @@ use forebay_device::{Device, Slot};
 use forebay_error::{Code, Error, Result};
 
 use super::scatter;
-use crate::plan::{Check, GAP_BYTES, Piece};
+use crate::plan::{GAP_BYTES, Piece};
 use crate::pump::Loaded;
 use crate::queue::Work;
 use crate::report::Path;
 use crate::route::{Cold, Known, Refused, refuse};
 use crate::shared::{Shared, internal};
 use crate::source::{DirectFile, DirectRefusal, LocalFile, RangeSource, read_exact_at};
+use crate::verify;
 
 /// Works until nothing is left.
 pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
@@ -26,6 +27,7 @@ pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
         let Some((index, piece, way)) = way_of(shared, work)? else { continue };
         if host && way.direct.is_none() && is_read_in_place(shared, piece) {
             read_in_place(shared, piece)?;
+            verify::count(shared, piece, false);
             shared.finish_piece(index, way.path)?;
             continue;
         }
@@ -34,47 +36,28 @@ pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
             Err(error) if error.code() == Code::Cancelled => return Ok(()),
             Err(error) => return Err(error),
         };
-        let head = read_staged(shared, piece, way, &mut slot)?;
-        deliver(shared, Loaded { slot, piece: index, head, path: way.path })?;
+        let by_gpu = shared.checks.take_from(&shared.plan, piece);
+        let head = read_staged(shared, piece, way, &mut slot, by_gpu)?;
+        deliver(shared, Loaded { slot, piece: index, head, path: way.path, by_gpu })?;
     }
     Ok(())
 }
 
-/// From a filled slot to the targets, if its checksums are right: by the pump to a GPU, here and now to the host.
+/// From a filled slot, whose checksums are right or left to the GPU, to the targets: by the pump to a GPU, here and now
+/// to the host.
 pub(crate) fn deliver(shared: &Shared, loaded: Loaded) -> Result<()> {
-    let piece = shared.piece(loaded.piece)?;
-    if !piece.checks.is_empty() {
-        let bytes = loaded.slot.bytes(loaded.head + piece.len as usize);
-        let bytes = bytes.get(loaded.head..).unwrap_or_default();
-        for check in shared.plan.checks_of(piece) {
-            let at = (check.offset - piece.offset) as usize;
-            verify(shared, check, bytes.get(at..at + check.len as usize).unwrap_or_default())?;
-        }
-    }
     match shared.engine.device() {
         Device::Cuda(_) => shared.queue.push_loaded(loaded),
         Device::Host => {
+            let piece = shared.piece(loaded.piece)?;
             // SAFETY: the slot holds the piece from `head` on.
             unsafe { scatter::to_host(shared, piece, loaded.slot.address() + loaded.head)? };
             shared.slots.put(loaded.slot);
+            verify::count(shared, piece, false);
             shared.finish_piece(loaded.piece, loaded.path)?;
         }
     }
     Ok(())
-}
-
-/// Fails with `checksum` unless `bytes` are what was written.
-fn verify(shared: &Shared, check: &Check, bytes: &[u8]) -> Result<()> {
-    let found = forebay_format::crc::crc32(bytes);
-    if found == check.crc && bytes.len() as u64 == check.len {
-        return Ok(());
-    }
-    let (len, offset, wanted) = (check.len, check.offset, check.crc);
-    let what = format!(
-        "{len} bytes at byte {offset} have the checksum {found:08x}, {wanted:08x} was written"
-    );
-    let error = Error::new(Code::Checksum, what).at(shared.source(check.object)?.name());
-    Err(error.hint("the file was damaged after it was written: restore it from another copy"))
 }
 
 /// Whether the page cache holds the pieces' whole range.
@@ -133,8 +116,14 @@ fn way_of<'a>(shared: &'a Shared, work: Work) -> Result<Option<(u32, &'a Piece, 
     Ok(Some((index, piece, way)))
 }
 
-/// Reads a piece into a slot; returns where in the slot its first byte lies.
-fn read_staged(shared: &Shared, piece: &Piece, way: Way<'_>, slot: &mut Slot) -> Result<usize> {
+/// Reads a piece into a slot, and checks what is not left to the GPU; returns where in the slot its first byte lies.
+fn read_staged(
+    shared: &Shared,
+    piece: &Piece,
+    way: Way<'_>,
+    slot: &mut Slot,
+    by_gpu: bool,
+) -> Result<usize> {
     let source = shared.source(piece.object)?.as_ref();
     if piece.packed {
         for op in shared.plan.ops_of(piece) {
@@ -151,11 +140,30 @@ fn read_staged(shared: &Shared, piece: &Piece, way: Way<'_>, slot: &mut Slot) ->
     }
     if let Some(direct) = way.direct {
         match read_direct(source, piece, direct, slot)? {
-            Some(head) => return Ok(head),
+            Some(head) => {
+                let bytes = slot.bytes(head + piece.len as usize);
+                verify::staged(shared, piece, bytes.get(head..).unwrap_or_default(), by_gpu)?;
+                return Ok(head);
+            }
             None => refuse_direct(shared, piece, &refused_at_read())?,
         }
     }
-    read_exact_at(source, slot.bytes_mut(piece.len as usize), piece.offset)?;
+    let bytes = slot.bytes_mut(piece.len as usize);
+    if verify::for_cpu(&shared.plan, piece, by_gpu).next().is_none() {
+        read_exact_at(source, bytes, piece.offset)?;
+        return Ok(0);
+    }
+    // Block by block: what was just read is in the processor's own cache, of which a piece is the double.
+    for (check, whole) in shared.plan.checks_of(piece).iter().zip(shared.plan.landings_of(piece)) {
+        let at = (check.offset - piece.offset) as usize;
+        let Some(into) = bytes.get_mut(at..at + check.len as usize) else {
+            return Err(internal("a block leaves its piece"));
+        };
+        read_exact_at(source, into, check.offset)?;
+        if !by_gpu || whole.is_none() {
+            verify::verify(shared, check, into)?;
+        }
+    }
     Ok(0)
 }
 
@@ -242,7 +250,7 @@ fn read_in_place(shared: &Shared, piece: &Piece) -> Result<()> {
             let into = unsafe { std::slice::from_raw_parts_mut(to, part.run as usize) };
             read_exact_at(source, into, part.from + row * part.from_stride)?;
             if let Some(check) = checks.get(number) {
-                verify(shared, check, into)?;
+                verify::verify(shared, check, into)?;
             }
         }
     }

@@ -25,6 +25,7 @@ use crate::report::Path;
 use crate::route::{Cold, Refused, refuse};
 use crate::shared::{Shared, internal};
 use crate::source::{DirectFile, DirectRefusal, read_exact_at};
+use crate::verify;
 
 /// How long the ring is waited for before the worker looks whether it is to stop.
 const WAIT: Duration = Duration::from_millis(100);
@@ -315,7 +316,10 @@ impl Worker<'_> {
             // Short: the rest through the page cache, which also finds an early end.
             read_exact_at(source, rest, start + got as u64)?;
         }
-        deliver(shared, Loaded { slot, piece: index, head, path: Path::Direct })
+        let by_gpu = shared.checks.take_from(&shared.plan, piece);
+        let bytes = slot.bytes(wanted).get(head..).unwrap_or_default();
+        verify::staged(shared, piece, bytes, by_gpu)?;
+        deliver(shared, Loaded { slot, piece: index, head, path: Path::Direct, by_gpu })
     }
 }
 

@@ -8,6 +8,7 @@
 //! # When it ends before the load
 //!
 //! - **A refusal** of the driver, or no room in the window.
+//! - **Checksums that the GPU cannot compute**: no CPU sees these bytes, so all that is to be checked is copied then.
 //! - **Slow registering.** It differs between machines of one kind, and below 38 GB/s the pump spends so long in it
 //!   that slots wait and the link is not full: DMA and readers give 43 GB/s where copies alone give 50. Where there are
 //!   threads enough to copy at that rate the pump measures each batch and stops when it is too slow (`pace`); the next
@@ -32,7 +33,7 @@ use crate::pace;
 use crate::paths::copy::range_is_resident;
 use crate::paths::mapping::Mapping;
 use crate::paths::scatter::GpuScatter;
-use crate::route::{Cold, Known, Refused, refuse};
+use crate::route::{Cold, Known, Refused, Route, refuse};
 use crate::shared::internal;
 use crate::source::LocalFile;
 use crate::window::{Batch, Share};
@@ -51,7 +52,10 @@ enum Refusal {
 impl Pump<'_> {
     pub(super) fn dma_has_room(&self) -> bool {
         let tuning = &self.shared.engine.config().tuning;
-        self.task.dma && self.dma_bytes < tuning.dma_ahead_bytes && self.shared.is_fed(FEED_QUIET)
+        self.task.dma
+            && self.dma_bytes < tuning.dma_ahead_bytes
+            && self.shared.is_fed(FEED_QUIET)
+            && !self.shared.checks.is_loading()
     }
 
     /// Registers and queues the next batch of resident pieces; true if there was one.
@@ -91,6 +95,19 @@ impl Pump<'_> {
         }
     }
 
+    /// Ends DMA when the GPU checks nothing any more, and nothing else was for DMA.
+    pub(super) fn end_dma_without_checks(&mut self) {
+        let shared = self.shared;
+        if !self.task.dma || !shared.checks.is_off() {
+            return;
+        }
+        let unchecked =
+            |(object, route): (usize, &Route)| route.dma && !shared.plan.is_checked(object as u32);
+        if !shared.routes.iter().enumerate().any(unchecked) {
+            self.end_dma();
+        }
+    }
+
     /// What is left goes to the readers, of whom there are more from now on.
     fn end_dma(&mut self) {
         self.task.dma = false;
@@ -106,7 +123,7 @@ impl Pump<'_> {
         let mut foreign = false;
         let group = shared.queue.take_front(|last, next| {
             let Ok(piece) = shared.piece(next) else { return false };
-            if !shared.route(piece.object).is_ok_and(|route| route.dma) {
+            if !shared.may_use_dma(piece) {
                 foreign = true;
                 return false;
             }
@@ -117,10 +134,9 @@ impl Pump<'_> {
                 && (piece.offset + piece.len).checked_sub(first).is_some_and(|len| len <= most)
         });
         if foreign && group.is_empty() {
-            // Files at the front that DMA may not touch: to the readers, and DMA goes on behind them.
+            // Pieces at the front that DMA may not touch: to the readers, and DMA goes on behind them.
             let others = shared.queue.take_front(|_, next| {
-                let route = shared.piece(next).and_then(|piece| shared.route(piece.object));
-                route.is_ok_and(|route| !route.dma)
+                shared.piece(next).is_ok_and(|piece| !shared.may_use_dma(piece))
             });
             shared.queue.leave_to_copy(&others);
         }

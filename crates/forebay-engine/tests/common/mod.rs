@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use forebay_device::Device;
 use forebay_engine::{
-    Engine, EngineConfig, LoadOptions, LocalFile, Move, Plan, RangeSource, Report,
+    Check, Engine, EngineConfig, LoadOptions, LocalFile, Move, Plan, RangeSource, Report,
 };
 use forebay_error::Result;
 use forebay_format::OpenFile;
+use forebay_format::crc::crc32;
 
 /// Bytes that differ at every place: the file number, then a hash of the offset.
 pub(crate) fn pattern(file: u64, len: usize) -> Vec<u8> {
@@ -68,6 +69,65 @@ pub(crate) fn load_host(
     let result = provided.and_then(|()| session.finish());
     assert!(session.cancel() || session.wait_idle(Duration::from_secs(10)), "workers went home");
     result.map(|report| (targets, report))
+}
+
+/// Blocks of `step` bytes over `[start, end)` of an object.
+pub(crate) fn blocks(
+    object: u32,
+    bytes: &[u8],
+    start: usize,
+    end: usize,
+    step: usize,
+) -> Vec<Check> {
+    (start..end)
+        .step_by(step)
+        .map(|at| {
+            let block = &bytes[at..(at + step).min(end)];
+            let (offset, len) = (at as u64, block.len() as u64);
+            Check { object, offset, len, crc: crc32(block) }
+        })
+        .collect()
+}
+
+/// A plan of one file whose blocks arrive in every way: a tensor as a whole, rows with gaps, a slice that begins and
+/// ends inside of blocks. Bytes, at least 1 MB of them, in thirds; `step` is the length of a block.
+pub(crate) fn mixed_plan(bytes: &[u8], piece_bytes: u64, step: usize) -> Plan {
+    let len = bytes.len();
+    let (second, third) = (len / 3, len / 3 * 2);
+    let rows = ((third - second) / 4000) as u64;
+    let rows = Move {
+        object: 0,
+        target: 1,
+        from: second as u64,
+        from_stride: 4000,
+        to: 0,
+        to_stride: 1000,
+        run: 1000,
+        rows,
+    };
+    let (from, slice) = (third + step / 2, len - third - step);
+    let moves = vec![
+        Move::contiguous(0, 0, 0, 0, second as u64),
+        rows,
+        Move::contiguous(0, 2, from as u64, 0, slice as u64),
+    ];
+    let sizes = vec![second as u64, rows.bytes(), slice as u64];
+    let mut checks = blocks(0, bytes, 0, second, step);
+    checks.extend(blocks(0, bytes, second, third, step));
+    checks.extend(blocks(0, bytes, third, len, step));
+    Plan::build_checked(moves, sizes, piece_bytes, &[], checks).unwrap()
+}
+
+/// Checks the targets of `mixed_plan`.
+pub(crate) fn check_mixed(targets: &[Vec<u8>], bytes: &[u8], step: usize) {
+    let (second, third) = (bytes.len() / 3, bytes.len() / 3 * 2);
+    assert!(targets[0] == bytes[..second], "the whole");
+    for (row, found) in targets[1].chunks(1000).enumerate() {
+        let at = second + row * 4000;
+        assert!(found == &bytes[at..at + 1000], "row {row}");
+    }
+    let from = third + step / 2;
+    assert!(targets[2] == bytes[from..from + targets[2].len()], "the slice");
 }
 
 /// Ten targets of uneven sizes that cover a file from byte 11 on.

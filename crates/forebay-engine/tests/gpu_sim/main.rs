@@ -9,12 +9,15 @@
 //! | --- | --- |
 //! | `gpu` | the tests of real GPUs |
 //! | `stress` | random plans and feeds, cancelled loads, loads side by side, fences |
+//! | `checks` | checksums by the GPU, and what becomes of them when the driver refuses |
 //! | `release` | registrations after their load |
 //! | `pace` | slow and fast registering |
+//! | `staging` | slots of saves that fail; as `faults` |
 //! | `faults` | what loads do when the driver refuses; each needs the settings that its parent gives |
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
+mod checks;
 mod faults;
 #[path = "../gpu.rs"]
 mod gpu;
@@ -22,6 +25,7 @@ mod gpu;
 mod harness;
 mod pace;
 mod release;
+mod staging;
 mod stress;
 
 use std::process::{Command, Output, Stdio};
@@ -35,7 +39,10 @@ const CHILD_MAX: Duration = Duration::from_secs(600);
 /// Runs the tests of this program whose names contain `filter` under the simulator; there must be `least`, and all
 /// pass.
 fn run(filter: &str, least: usize, settings: &[(&str, &str)]) -> String {
-    let simulator = Simulator::find();
+    run_by(&Simulator::find(), filter, least, settings)
+}
+
+fn run_by(simulator: &Simulator, filter: &str, least: usize, settings: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([filter, "--nocapture", "--include-ignored", "--test-threads=2"]);
     let output = finish(simulator.apply(&mut command, settings));
@@ -69,7 +76,7 @@ fn finish(command: &mut Command) -> Output {
 
 #[test]
 fn the_tests_of_real_gpus_pass_under_the_simulator() {
-    run("gpu::", 4, &[]);
+    run("gpu::", 5, &[]);
 }
 
 #[test]
@@ -100,11 +107,47 @@ fn copies_may_fail() {
 }
 
 #[test]
+fn slots_stay_while_a_copy_into_them_may_run() {
+    let slow = ("SIMGPU_DELAY_US", "20000");
+    let test = "staging::a_slot_comes_back_after_the_copies_into_it";
+    run(test, 1, &[("SIMGPU_COPY_FAIL_AT", "200"), slow]);
+    let late = ("SIMGPU_COPY_FAIL_LATE", "1");
+    let test = "staging::a_slot_is_given_up_where_nobody_knows_what_the_device_does";
+    run(test, 1, &[("SIMGPU_COPY_FAIL_AT", "1"), late]);
+}
+
+#[test]
 fn memory_may_be_short() {
     run("faults::device_memory_is_full", 1, &[("SIMGPU_ALLOC_LIMIT", "8388608")]);
     // Slots of 256 KiB and their margin of 128 KiB.
     run("faults::little_can_be_pinned", 1, &[("SIMGPU_PIN_LIMIT", "1179648")]);
     run("faults::nothing_can_be_pinned", 1, &[("SIMGPU_PIN_LIMIT", "1")]);
+}
+
+#[test]
+fn the_gpu_checks_what_arrives() {
+    for test in [
+        "a_target_with_a_wrong_block_is_never_ready",
+        "files_with_and_without_checksums_in_one_load",
+        "many_loads_at_a_time_share_the_lists",
+        "small_loads_are_the_cpus",
+        "the_first_load_makes_the_kernel_ready",
+    ] {
+        run(&format!("checks::{test}"), 1, &[("SIMGPU_DELAY_US", "400")]);
+    }
+}
+
+#[test]
+fn the_cpu_checks_where_the_gpu_cannot() {
+    run("checks::the_kernel_is_refused", 1, &[("SIMGPU_MODULE_FAIL", "222")]);
+    let refuses = ("SIMGPU_LAUNCH_FAIL", "701");
+    run("checks::launches_are_refused_after_dma", 1, &[refuses]);
+    run("checks::launches_are_refused_after_copies", 1, &[refuses]);
+    // Targets take two times 4 MiB and 750 KB; a list does not fit in the rest.
+    run("checks::device_memory_is_full", 1, &[("SIMGPU_ALLOC_LIMIT", "9400000")]);
+    for symbol in ["cuModuleLoadData", "cuLaunchKernel"] {
+        run_by(&Simulator::without(&[symbol]), "checks::there_are_no_kernels", 1, &[]);
+    }
 }
 
 #[test]

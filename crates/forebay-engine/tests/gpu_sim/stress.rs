@@ -140,6 +140,8 @@ fn config(random: &mut Random) -> EngineConfig {
             dma_trial_batches: random.range(0, 3) as usize,
             dma_retry_after: Duration::from_millis(random.pick(&[0, 5, 500])),
             direct_depth: random.range(1, 8) as usize,
+            gpu_checks: !random.one_in(8),
+            gpu_checks_from_bytes: random.pick(&[0, 0, 1 << 20]),
         },
     }
 }

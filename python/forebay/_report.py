@@ -10,7 +10,7 @@ _local = threading.local()
 Report = dict[str, Any]
 
 #: Numbers that add up over the parts of one load.
-_SUMS = ("bytes", "read_bytes", "seconds", "cpu_seconds")
+_SUMS = ("bytes", "read_bytes", "seconds", "cpu_seconds", "verified_gpu_bytes", "verified_cpu_bytes")
 _PEAKS = (
     "threads",
     "arena_limit_bytes",
@@ -31,6 +31,8 @@ def last_report() -> Report | None:
       overlaps the transfers.
     - `cpu_seconds`, `threads`: of the worker threads.
     - `paths`: for each path its `bytes`, `pieces` and `reasons`. `refusals`: what was refused and what was done instead.
+    - `verified_gpu_bytes`, `verified_cpu_bytes`: of blocks with checksums that were right, compared by the GPU in its
+      memory and by the CPU on their way.
     - `arena_limit_bytes`, `arena_touched_bytes`, `arena_peak_bytes`: the pinned staging memory.
       `registered_peak_bytes`, `registered_limit_bytes`: page cache registered with the GPU. Peaks are those of the
       engine, which is kept between loads. `registered_left_bytes` were still registered when the load returned: their
@@ -54,7 +56,7 @@ def merged(parts: list[Report]) -> Report:
     total |= {"paths": {}, "refusals": []}
     for part in parts:
         for key in _SUMS:
-            total[key] += part[key]
+            total[key] += part.get(key, 0)
         for key in _PEAKS:
             total[key] = max(total[key], part[key])
         for path, share in part["paths"].items():

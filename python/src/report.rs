@@ -22,6 +22,8 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, report: &Report) -> PyResult<Bound<'
         paths.set_item(share.path.as_str(), path)?;
     }
     dict.set_item("paths", paths)?;
+    dict.set_item("verified_gpu_bytes", report.verified_gpu_bytes)?;
+    dict.set_item("verified_cpu_bytes", report.verified_cpu_bytes)?;
     dict.set_item("refusals", PyList::new(py, &report.refusals)?)?;
     dict.set_item("arena_limit_bytes", report.arena.size_bytes)?;
     dict.set_item("arena_touched_bytes", report.arena.touched_bytes)?;

@@ -61,6 +61,11 @@ impl Selection {
         Self::new(catalog, all.collect())
     }
 
+    /// Without its checksums: nothing is compared with them. For measurements of what that costs alone.
+    pub fn unchecked(self) -> Self {
+        Self { checks: Vec::new(), ..self }
+    }
+
     /// The plan, cut in pieces of `piece_bytes`.
     pub fn plan(self, piece_bytes: u64) -> Result<(Vec<Wanted>, Plan)> {
         let plan = Plan::build_checked(self.moves, self.bytes, piece_bytes, &[], self.checks)?;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use forebay_engine::{CacheChoice, PathChoice, THREADS_MAX};
+use serde::Serialize;
 
 use crate::ckpt::Ckpt;
 use crate::select::{NamedRegion, ShardSpec};
@@ -195,6 +196,23 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "auto")]
     #[arg(value_parser = path_choice())]
     pub(crate) paths: Vec<PathChoice>,
+    /// Who compares stored checksums, as in auto,cpu,off: auto is what a load does (the GPU where it can), off no one.
+    /// Plain safetensors have none
+    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "auto")]
+    pub(crate) verify: Vec<VerifyChoice>,
+}
+
+/// Who compares stored checksums, in a benchmark.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum VerifyChoice {
+    /// As in every load.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// Nobody: for comparison.
+    Off,
 }
 
 fn path_choice() -> impl TypedValueParser<Value = PathChoice> {

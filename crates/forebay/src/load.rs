@@ -72,7 +72,7 @@ pub(crate) fn run(args: &LoadArgs, console: &Console) -> Result<()> {
         true => Some(digests(&model.catalog, &wanted, &targets)?),
         false => None,
     };
-    let checks = (job.plan.checked_bytes(), second_look(&model, &wanted, console)?);
+    let checks = second_look(&model, &wanted, console)?;
     model.check_unchanged()?;
     let threads = loads.last().map_or(1, |run| run.threads);
     let (limit, limit_unknown) = measure_limit(&device, threads, job.plan.bytes());
@@ -218,12 +218,11 @@ fn digests(catalog: &Catalog, wanted: &[Wanted], targets: &Targets) -> Result<Ve
     })
 }
 
-/// What was verified, and what could not be. `blocks_bytes` were checked as they were read; `checksums` are those of
-/// whole records: how many, and of how many bytes.
+/// What was verified, and what could not be. `checksums` are those of whole records: how many, and of how many bytes.
 fn verdicts(
     model: &Model,
     checked: &[String],
-    (blocks_bytes, checksums): (u64, (usize, u64)),
+    checksums: (usize, u64),
     run: Option<&Run>,
 ) -> (Vec<String>, Vec<String>) {
     let files = model.files.len();
@@ -235,10 +234,7 @@ fn verdicts(
     if let Some(run) = run {
         let same = count(run.files_unchanged, "file");
         verified.push(format!("{same} unchanged during the load (size, mtime, ctime)"));
-    }
-    if blocks_bytes > 0 {
-        let bytes = binary(blocks_bytes);
-        verified.push(format!("checksums (CRC-32) of blocks of {bytes}, as they were read"));
+        verified.extend(blocks_verified(run));
     }
     if checksums.0 > 0 {
         let (number, bytes) = (count(checksums.0, "stored checksum"), binary(checksums.1));
@@ -255,6 +251,22 @@ fn verdicts(
         false => Vec::new(),
     };
     (verified, not_verified)
+}
+
+/// Which blocks were compared with their checksums, and where.
+fn blocks_verified(run: &Run) -> Option<String> {
+    let (gpu, cpu) = (run.verified_gpu_bytes, run.verified_cpu_bytes);
+    let place = match (gpu, cpu) {
+        (0, 0) => return None,
+        (0, _) => "by the CPU, as they were read".to_owned(),
+        (_, 0) => "by the GPU, in its memory".to_owned(),
+        _ => format!(
+            "{} by the GPU, in its memory, {} by the CPU, as they were read",
+            binary(gpu),
+            binary(cpu)
+        ),
+    };
+    Some(format!("checksums (CRC-32) of blocks of {}: {place}", binary(gpu + cpu)))
 }
 
 /// Watches the memory of a GPU.

@@ -69,6 +69,9 @@ pub(crate) struct Run {
     pub(crate) cpu_ms_per_gb: Option<f64>,
     pub(crate) threads: usize,
     pub(crate) paths: Vec<Part>,
+    /// Bytes of blocks whose checksums were right: compared by the GPU in its memory, by the CPU on their way.
+    pub(crate) verified_gpu_bytes: u64,
+    pub(crate) verified_cpu_bytes: u64,
     pub(crate) refusals: Vec<String>,
     pub(crate) arena_peak_bytes: u64,
     pub(crate) arena_touched_bytes: u64,
@@ -138,6 +141,8 @@ impl Run {
                     reasons: share.reasons,
                 })
                 .collect(),
+            verified_gpu_bytes: report.verified_gpu_bytes,
+            verified_cpu_bytes: report.verified_cpu_bytes,
             refusals: report.refusals,
             arena_peak_bytes: report.arena.peak_bytes as u64,
             arena_touched_bytes: report.arena.touched_bytes as u64,

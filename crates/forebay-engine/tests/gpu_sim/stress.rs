@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use forebay_device::cuda::{CudaDevice, DeviceBuffer, Stream};
 use forebay_device::{Arena, ArenaConfig, Device};
 use forebay_engine::{
-    CacheChoice, Engine, EngineConfig, LoadOptions, Move, Part, PathChoice, Plan, RangeSink,
+    CacheChoice, Check, Engine, EngineConfig, LoadOptions, Move, Part, PathChoice, Plan, RangeSink,
     Session, Tuning, WriteOptions,
 };
 use forebay_error::Code;
@@ -121,6 +121,18 @@ fn wish(random: &mut Random, files: &[File]) -> Wish {
     wish
 }
 
+/// Checksums of some of the files, in blocks of a size of its own each.
+fn checks(random: &mut Random, files: &[File], piece: u64) -> Vec<Check> {
+    let mut checks = Vec::new();
+    for (object, file) in files.iter().enumerate() {
+        if random.one_in(2) {
+            let step = random.pick(&[3000, 50_000, 65_536, piece]).min(piece) as usize;
+            checks.extend(blocks(object as u32, &file.bytes, 0, file.bytes.len(), step));
+        }
+    }
+    checks
+}
+
 fn config(random: &mut Random) -> EngineConfig {
     let piece_bytes = random.pick(&[64 << 10, 256 << 10, 1 << 20]);
     let slots = random.range(1, 5) as usize;
@@ -208,8 +220,11 @@ fn feed(random: &mut Random, session: &Session, addresses: &[u64], cancel: bool)
 fn round(seed: u64, engine: &Arc<Engine>, gpu: &Arc<CudaDevice>, files: &[File]) {
     let random = &mut Random(seed);
     let Wish { moves, sizes, batches } = wish(random, files);
+    let piece = engine.config().piece_bytes;
+    let checks = checks(random, files, piece);
     let plan =
-        Plan::build(moves.clone(), sizes.clone(), engine.config().piece_bytes, &batches).unwrap();
+        Plan::build_checked(moves.clone(), sizes.clone(), piece, &batches, checks).unwrap();
+    let checked = plan.checked_bytes();
     let paths = [
         PathChoice::Auto,
         PathChoice::Auto,
@@ -244,6 +259,7 @@ fn round(seed: u64, engine: &Arc<Engine>, gpu: &Arc<CudaDevice>, files: &[File])
     assert!(session.wait_idle(HANG));
     assert!(report.registered_peak_bytes <= engine.config().dma_window_bytes);
     assert!(report.arena.peak_bytes <= engine.config().arena_bytes);
+    assert_eq!(report.verified_gpu_bytes + report.verified_cpu_bytes, checked);
     check(gpu, files, &moves, &sizes, &memory.addresses);
 }
 

@@ -8,8 +8,12 @@
 //!
 //! Machines drift, so combinations of threads and path take turns: first load of each, second load of each, and so on.
 //! On the host each load has fresh memory, page faults included, as a program that loads has; on a GPU the memory is
-//! allocated once, because frameworks keep theirs. The engine is made once: the first load of a combination that uses
+//! allocated once, because frameworks keep theirs. The engine is made once
+//! (for each choice of `--verify`): the first load of a combination that uses
 //! the arena pays for pinning it, the others do not; the table shows it apart.
+//!
+//! `--verify` has loads of a checkpoint with checksums take turns by who compares them: the GPU where it can (as every
+//! load does), the CPU, nobody. The last is for these measurements alone: no load can be told so.
 
 mod cache;
 mod model;
@@ -24,7 +28,7 @@ use forebay_error::{Code, Error, Result};
 use forebay_format::Model;
 use serde::Serialize;
 
-use crate::args::{BenchArgs, CacheState};
+use crate::args::{BenchArgs, CacheState, VerifyChoice};
 use crate::console::Console;
 use crate::limits::{self, Limit};
 use crate::load::{Job, name_of};
@@ -44,6 +48,13 @@ pub(crate) struct Setting {
     #[serde(skip)]
     pub(crate) choice: PathChoice,
     pub(crate) path: &'static str,
+    pub(crate) verify: VerifyChoice,
+}
+
+/// Loads with one choice of who verifies.
+struct Verifying {
+    choice: VerifyChoice,
+    job: Job,
 }
 
 /// Runs the command.
@@ -103,7 +114,10 @@ fn settings(args: &BenchArgs) -> Result<Vec<Setting>> {
     let mut settings = Vec::new();
     for &choice in &args.paths {
         let path = table::path_name(choice);
-        settings.extend(threads.iter().map(|&threads| Setting { threads, choice, path }));
+        for &threads in &threads {
+            let of = |&verify| Setting { threads, choice, path, verify };
+            settings.extend(args.verify.iter().map(of));
+        }
     }
     if settings.len() > COMBINATIONS_MAX {
         let what = format!("{} combinations, at most {COMBINATIONS_MAX}", settings.len());
@@ -149,6 +163,25 @@ fn binding(limits: &[Limit], state: CacheState) -> Option<Limit> {
     lesser.cloned()
 }
 
+/// What is loaded, once for each choice of who verifies, each with an engine of its own.
+fn jobs(args: &BenchArgs, model: &Model, device: &Device) -> Result<Vec<Verifying>> {
+    let mut choices = args.verify.clone();
+    choices.dedup();
+    let job_of = |choice| {
+        let mut config = EngineConfig::default();
+        config.tuning.gpu_checks = choice == VerifyChoice::Auto;
+        let engine = Engine::new(device.clone(), config);
+        let mut selection = Selection::all(&model.catalog)?;
+        if choice == VerifyChoice::Off {
+            selection = selection.unchecked();
+        }
+        let (_, plan) = selection.plan(engine.config().piece_bytes)?;
+        let job = Job { engine, plan, sources: sources_of(&model.files)? };
+        Ok(Verifying { choice, job })
+    };
+    choices.into_iter().map(job_of).collect()
+}
+
 /// All loads, a list for each setting, and the worst state of the page cache that any of them met.
 fn loads(
     args: &BenchArgs,
@@ -157,13 +190,14 @@ fn loads(
     device: &Device,
     console: &Console,
 ) -> Result<(Vec<Vec<Run>>, cache::Found)> {
-    let engine = Engine::new(device.clone(), EngineConfig::default());
-    let selection = Selection::all(&model.catalog)?;
-    let (_, plan) = selection.plan(engine.config().piece_bytes)?;
-    let sources = sources_of(&model.files)?;
-    let job = Job { engine, plan, sources };
+    let jobs = jobs(args, model, device)?;
+    let Some(Verifying { job: first, .. }) = jobs.first() else {
+        return Err(Error::new(Code::Usage, "nobody is to verify, and nobody is not to"));
+    };
+    // Every job has the same targets.
+    let sizes = first.plan.target_bytes();
     let kept = match device.is_gpu() {
-        true => Some(Targets::new(device, job.plan.target_bytes())?),
+        true => Some(Targets::new(device, sizes)?),
         false => None,
     };
     let mut loads = vec![Vec::new(); settings.len()];
@@ -179,14 +213,15 @@ fn loads(
             });
             let targets = match &kept {
                 Some(targets) => targets.clone(),
-                None => Targets::new(device, job.plan.target_bytes())?,
+                None => Targets::new(device, sizes)?,
             };
             let options = LoadOptions {
                 threads: setting.threads,
                 path: setting.choice,
                 ..LoadOptions::default()
             };
-            runs.push(job.load(&options, &targets, |_| Ok(()))?);
+            let job = jobs.iter().find(|own| own.choice == setting.verify).map(|own| &own.job);
+            runs.push(job.unwrap_or(first).load(&options, &targets, |_| Ok(()))?);
         }
     }
     let worst = worst.ok_or_else(|| Error::new(Code::Internal, "no loads"))?;

@@ -132,6 +132,8 @@ codes! {
     NoSpace = "no_space", System;
     /// Memory could not be had.
     OutOfMemory = "out_of_memory", System;
+    /// A change is in place, but could not be forced to the disk: a loss of power may undo it.
+    NotDurable = "not_durable", System;
     /// Any other I/O error; the cause names it.
     Io = "io", System;
     /// No such device, or no driver for it.

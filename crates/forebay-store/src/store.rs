@@ -12,7 +12,8 @@ use crate::object::{Abilities, DataObject, Expect, Listed, Published, Version};
 ///
 /// Every call may block and may be made from any thread. Errors carry the codes of I/O (`not_found`, `no_space`,
 /// `permission_denied`, `io`, `timeout`) and name store and key. A call that failed may have happened all the same (a
-/// lost reply): callers read again before they draw conclusions.
+/// lost reply): callers read again before they draw conclusions. `not_durable` says that it did happen, and that the
+/// store could not make it durable: whoever finds the change then must not build on it.
 pub trait Store: Send + Sync {
     /// What errors and reports call it: a path or a URL.
     fn name(&self) -> String;
@@ -39,6 +40,16 @@ pub trait Store: Send + Sync {
 
     /// Removes an object; false where there was none. Where a folder becomes empty it may go too.
     fn remove(&self, key: &str) -> Result<bool>;
+
+    /// Removes objects that nobody needs any more; those that are not there are passed over. Not forced to the disk:
+    /// after a loss of power some may be there again. Errors: the first; the others were tried all the same.
+    fn discard(&self, keys: &[String]) -> Result<()> {
+        let mut first = Ok(());
+        for key in keys {
+            first = first.and(self.remove(key).map(drop));
+        }
+        first
+    }
 
     /// Makes what was put at `staged` the object at `to`, in one step and durably: the one call that makes a
     /// checkpoint visible. Whoever loses changes nothing. A reply that got lost is looked up: the destination is read
@@ -86,6 +97,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn remove(&self, key: &str) -> Result<bool> {
         (**self).remove(key)
+    }
+
+    fn discard(&self, keys: &[String]) -> Result<()> {
+        (**self).discard(keys)
     }
 
     fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published> {

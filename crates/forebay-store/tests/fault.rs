@@ -166,6 +166,28 @@ fn a_lost_reply_is_a_timeout_after_the_effect() {
 }
 
 #[test]
+fn a_change_that_is_not_durable_is_there_and_is_told() {
+    for (index, (action, when)) in steps().into_iter().enumerate() {
+        let (store, client) = client(Plan::at(index as u64, Fault::NotDurable));
+        let end = all_calls(&client);
+        let strikes = action.is_durable() && when == When::Before;
+        assert_eq!(end.err().map(|error| error.code()), strikes.then_some(Code::NotDurable));
+        if strikes {
+            let begun = steps().into_iter().take(index + 1);
+            let begun = begun.filter(|(action, when)| action.changes() && *when == When::Before);
+            let seen = [0, 1, 2, 3, 3, 4, 5, 6][begun.count()];
+            assert_eq!(changes_in(&store), seen, "{action:?}");
+        }
+    }
+    // Nothing was changed, so nothing can fail to be durable.
+    let (store, client) = client(Plan::from(0, Fault::NotDurable));
+    store.put("taken", b"1").unwrap();
+    assert!(!client.create("taken", b"2").unwrap() && !client.remove("none").unwrap());
+    let end = client.publish("none", "to", &Expect::Absent).unwrap();
+    assert_eq!(end, Published::Withdrawn);
+}
+
+#[test]
 fn a_slow_step_takes_its_time() {
     let (_, client) = client(Plan::at(0, Fault::Slow(Duration::from_millis(80))));
     let start = Instant::now();

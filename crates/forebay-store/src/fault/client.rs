@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use forebay_error::{Error, Result};
+use forebay_error::{Code, Error, Result};
 
 use super::plan::{Action, Fault, Plan, Step, When};
 
@@ -33,6 +33,8 @@ pub(super) enum Go {
     Torn,
     /// All of it, then ETIMEDOUT.
     LoseReply,
+    /// All of it, then `not_durable`.
+    NotDurable,
 }
 
 /// Why a call fails.
@@ -46,6 +48,10 @@ impl Refusal {
     /// With the kind of its errno, and the text, which names step and seed.
     pub(super) fn into_io(self) -> io::Error {
         io::Error::new(io::Error::from_raw_os_error(self.errno).kind(), self.what)
+    }
+
+    pub(super) fn not_durable(self, place: &str) -> Error {
+        Error::new(Code::NotDurable, self.what).at(place)
     }
 
     pub(super) fn into_error(self, place: &str) -> Error {
@@ -72,6 +78,7 @@ impl Client {
             Fault::Short => Ok(Go::Short),
             Fault::LostReply if when == When::Before => Ok(Go::LoseReply),
             Fault::LostReply => fail(libc::ETIMEDOUT),
+            Fault::NotDurable => Ok(Go::NotDurable),
             Fault::Slow(time) => {
                 std::thread::sleep(time);
                 Ok(Go::Whole)

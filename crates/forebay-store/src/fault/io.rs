@@ -45,7 +45,7 @@ impl DataObject for FaultData {
     }
 
     fn seal(&self) -> Result<()> {
-        change(&self.client, Action::Seal, &self.key, &self.place, || self.inner.seal())
+        change(&self.client, Action::Seal, &self.key, &self.place, |()| true, || self.inner.seal())
     }
 }
 
@@ -60,7 +60,7 @@ impl RangeSink for FaultData {
         };
         let half = bytes.get(..bytes.len() / 2).unwrap_or_default();
         let written = match step(When::Before)? {
-            Go::Whole => self.inner.sink().write_at(bytes, offset)?,
+            Go::Whole | Go::NotDurable => self.inner.sink().write_at(bytes, offset)?,
             Go::Short if half.is_empty() => self.inner.sink().write_at(bytes, offset)?,
             Go::Short => self.inner.sink().write_at(half, offset)?,
             Go::Torn => {

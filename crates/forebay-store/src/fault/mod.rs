@@ -93,22 +93,36 @@ impl<S: Store + ?Sized> FaultStore<S> {
     }
 
     /// A call that changes something.
-    fn change<T>(&self, action: Action, key: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
-        change(&self.client, action, key, &self.place(key), call)
+    fn change<T>(
+        &self,
+        action: Action,
+        key: &str,
+        changed: impl FnOnce(&T) -> bool,
+        call: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        change(&self.client, action, key, &self.place(key), changed, call)
     }
 }
 
+/// `changed`: whether there is a change that could fail to be durable.
 fn change<T>(
     client: &Client,
     action: Action,
     key: &str,
     place: &str,
+    changed: impl FnOnce(&T) -> bool,
     call: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     let go = client.step(action, When::Before, key).map_err(|no| no.into_error(place))?;
     let result = call()?;
-    if go == Go::LoseReply {
-        return Err(client.refusal(libc::ETIMEDOUT, action, key).into_error(place));
+    match go {
+        Go::LoseReply => {
+            return Err(client.refusal(libc::ETIMEDOUT, action, key).into_error(place));
+        }
+        Go::NotDurable if changed(&result) => {
+            return Err(client.refusal(libc::EIO, action, key).not_durable(place));
+        }
+        _ => {}
     }
     client.step(action, When::After, key).map_err(|no| no.into_error(place))?;
     Ok(result)
@@ -128,11 +142,11 @@ impl<S: Store + ?Sized> Store for FaultStore<S> {
     }
 
     fn create(&self, key: &str, bytes: &[u8]) -> Result<bool> {
-        self.change(Action::Create, key, || self.inner.create(key, bytes))
+        self.change(Action::Create, key, |made| *made, || self.inner.create(key, bytes))
     }
 
     fn put(&self, key: &str, bytes: &[u8]) -> Result<()> {
-        self.change(Action::Put, key, || self.inner.put(key, bytes))
+        self.change(Action::Put, key, |()| true, || self.inner.put(key, bytes))
     }
 
     fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
@@ -144,16 +158,18 @@ impl<S: Store + ?Sized> Store for FaultStore<S> {
     }
 
     fn remove(&self, key: &str) -> Result<bool> {
-        self.change(Action::Remove, key, || self.inner.remove(key))
+        self.change(Action::Remove, key, |removed| *removed, || self.inner.remove(key))
     }
 
     fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published> {
         let key = format!("{staged} -> {to}");
-        self.change(Action::Publish, &key, || self.inner.publish(staged, to, expect))
+        let done = |end: &Published| matches!(end, Published::Done { .. });
+        self.change(Action::Publish, &key, done, || self.inner.publish(staged, to, expect))
     }
 
     fn create_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {
-        let data = self.change(Action::CreateData, key, || self.inner.create_data(key, bytes))?;
+        let data =
+            self.change(Action::CreateData, key, |_| true, || self.inner.create_data(key, bytes))?;
         let client = Arc::clone(&self.client);
         Ok(Box::new(FaultData::new(data, client, key.to_owned(), self.place(key))))
     }

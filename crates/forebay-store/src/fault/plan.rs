@@ -37,6 +37,11 @@ impl Action {
         !matches!(self, Self::Get | Self::List | Self::Names | Self::OpenData | Self::Read)
     }
 
+    /// Whether it promises that its change survives a loss of power.
+    pub fn is_durable(self) -> bool {
+        self.changes() && !matches!(self, Self::CreateData | Self::Write)
+    }
+
     /// Whether a full disk can stop it.
     pub fn needs_room(self) -> bool {
         matches!(self, Self::Create | Self::Put | Self::Publish | Self::CreateData | Self::Write)
@@ -78,6 +83,8 @@ pub enum Fault {
     Short,
     /// The change happens and the caller gets ETIMEDOUT.
     LostReply,
+    /// The change happens and cannot be forced to the disk: `not_durable`. Strikes calls that promise both.
+    NotDurable,
     /// The step takes that long.
     Slow(Duration),
     /// The client is gone: this call and all later ones of this client fail and change nothing (this one has already,
@@ -92,6 +99,7 @@ impl Fault {
             Self::Errno(libc::ENOSPC | libc::EDQUOT) => action.needs_room() && when == When::Before,
             Self::Short => matches!(action, Action::Read | Action::Write) && when == When::Before,
             Self::LostReply => action.changes(),
+            Self::NotDurable => action.is_durable() && when == When::Before,
             Self::Errno(_) | Self::Torn | Self::Slow(_) | Self::Kill => true,
         }
     }

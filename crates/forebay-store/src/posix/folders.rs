@@ -4,6 +4,8 @@
 //! but may be killed before, and another client may use the folder meanwhile; so each client forces the parents of
 //! every folder once, the first time that it meets it.
 
+use std::collections::BTreeSet;
+
 use forebay_error::Result;
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
@@ -94,6 +96,24 @@ impl PosixStore {
         Ok(FolderId { id, born })
     }
 
+    /// See [`Store::discard`](crate::Store::discard). All names of a folder first, then the folder once.
+    pub(super) fn discard_objects(&self, keys: &[String]) -> Result<()> {
+        let mut failed = None;
+        let mut left = BTreeSet::new();
+        for key in keys {
+            match self.files.remove(key) {
+                Ok(()) => drop(left.insert(split(key).0)),
+                Err(Errno::NOENT | Errno::NOTDIR) => {}
+                Err(errno) => {
+                    failed.get_or_insert_with(|| self.failed("cannot remove", key, errno));
+                }
+            }
+        }
+        // Deeper ones first: what is empty then takes those above it along.
+        left.iter().rev().for_each(|folder| self.tidy(folder));
+        failed.map_or(Ok(()), Err)
+    }
+
     pub(super) fn remove_object(&self, key: &str) -> Result<bool> {
         let removed = match self.files.remove(key) {
             Ok(()) => true,
@@ -110,7 +130,7 @@ impl PosixStore {
     pub(super) fn sync_folder_left(&self, key: &str) -> Result<()> {
         match self.files.sync_folder(split(key).0) {
             Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
-            Err(errno) => Err(self.failed("cannot force the folder to the disk", key, errno)),
+            Err(errno) => Err(self.not_durable(key, errno)),
         }
     }
 

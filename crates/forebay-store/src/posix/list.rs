@@ -1,13 +1,14 @@
 //! Listings, bounded in what they return and in what they look at.
 
 use std::collections::VecDeque;
+use std::ffi::CStr;
 
 use forebay_error::{Code, Error, Result};
+use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::PosixStore;
-use super::root::is_regular;
 use crate::key::check_key;
 use crate::object::{Age, Listed};
 
@@ -17,15 +18,10 @@ const OTHERS_MAX: usize = 10_000;
 /// Something in a folder.
 struct Entry {
     key: String,
-    /// What it is, behind a link too.
-    stat: Stat,
+    kind: FileType,
     is_link: bool,
-}
-
-impl Entry {
-    fn is_folder(&self) -> bool {
-        FileType::from_raw_mode(self.stat.st_mode) == FileType::Directory
-    }
+    /// What it is, behind a link too; only where it was asked for, or was needed to tell the kind.
+    stat: Option<Stat>,
 }
 
 impl PosixStore {
@@ -35,16 +31,18 @@ impl PosixStore {
         let mut others = 0;
         let mut folders = VecDeque::from([prefix.to_owned()]);
         while let Some(folder) = folders.pop_front() {
-            for entry in self.entries(&folder, limit)? {
-                if is_regular(&entry.stat) {
-                    let bytes = u64::try_from(entry.stat.st_size).unwrap_or(0);
-                    let age = Age(now.since(&entry.stat));
-                    found.push(Listed { key: entry.key, bytes, age });
-                } else {
-                    others += 1;
-                    // A link to a folder may lead up again.
-                    if entry.is_folder() && !entry.is_link {
-                        folders.push_back(format!("{}/", entry.key));
+            for entry in self.entries(&folder, limit, true)? {
+                match (entry.kind, &entry.stat) {
+                    (FileType::RegularFile, Some(stat)) => {
+                        let bytes = u64::try_from(stat.st_size).unwrap_or(0);
+                        found.push(Listed { key: entry.key, bytes, age: Age(now.since(stat)) });
+                    }
+                    (kind, _) => {
+                        others += 1;
+                        // A link to a folder may lead up again.
+                        if kind == FileType::Directory && !entry.is_link {
+                            folders.push_back(format!("{}/", entry.key));
+                        }
                     }
                 }
                 if found.len() > limit || others > limit.saturating_add(OTHERS_MAX) {
@@ -58,11 +56,12 @@ impl PosixStore {
 
     pub(super) fn list_names(&self, prefix: &str, limit: usize) -> Result<Vec<(String, bool)>> {
         let mut names = Vec::new();
-        for entry in self.entries(prefix, limit)? {
-            let is_folder = entry.is_folder();
-            if !is_folder && !is_regular(&entry.stat) {
-                continue;
-            }
+        for entry in self.entries(prefix, limit, false)? {
+            let is_folder = match entry.kind {
+                FileType::Directory => true,
+                FileType::RegularFile => false,
+                _ => continue,
+            };
             let name = entry.key.get(prefix.len()..).unwrap_or_default();
             names.push((name.to_owned(), is_folder));
             if names.len() > limit {
@@ -73,8 +72,9 @@ impl PosixStore {
         Ok(names)
     }
 
-    /// What is in a folder and has a key; nothing where there is no folder.
-    fn entries(&self, prefix: &str, limit: usize) -> Result<Vec<Entry>> {
+    /// What is in a folder and has a key; nothing where there is no folder. `stats`: with sizes and times. Without them
+    /// one system call gives hundreds of names with their kinds, where the file system knows these.
+    fn entries(&self, prefix: &str, limit: usize, stats: bool) -> Result<Vec<Entry>> {
         let failed = |errno| self.failed("cannot list", prefix, errno);
         let folder = if prefix.is_empty() { "." } else { prefix };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -88,22 +88,16 @@ impl PosixStore {
             if index > limit.saturating_add(OTHERS_MAX) {
                 return Err(self.too_many(prefix, limit));
             }
-            let name = entry.map_err(failed)?.file_name().to_owned();
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
             let Ok(key) = name.to_str().map(|name| format!("{prefix}{name}")) else { continue };
             if check_key(&key).is_err() {
                 continue;
             }
-            let own = rustix::fs::statat(&fd, &name, AtFlags::SYMLINK_NOFOLLOW);
-            let is_link = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink;
-            let stat = match own {
-                Ok(own) if is_link(&own) => rustix::fs::statat(&fd, &name, AtFlags::empty()),
-                own => own,
-            };
-            match (own, stat) {
-                (Ok(own), Ok(stat)) => entries.push(Entry { key, stat, is_link: is_link(&own) }),
-                // Removed at this moment, or a link to nothing.
-                (Err(Errno::NOENT), _) | (_, Err(Errno::NOENT | Errno::LOOP)) => {}
-                (Err(errno), _) | (_, Err(errno)) => return Err(failed(errno)),
+            let known = (!stats).then_some(entry.file_type()).filter(|kind| is_plain(*kind));
+            match known {
+                Some(kind) => entries.push(Entry { key, kind, is_link: false, stat: None }),
+                None => entries.extend(stat_entry(&fd, name, key).map_err(failed)?),
             }
         }
         Ok(entries)
@@ -112,5 +106,29 @@ impl PosixStore {
     fn too_many(&self, prefix: &str, limit: usize) -> Error {
         let what = format!("more than {limit} objects");
         Error::new(Code::Unsupported, what).at(self.place(prefix))
+    }
+}
+
+/// Whether the kind that a folder gives says all: a link may lead to anything, and some file systems do not say.
+fn is_plain(kind: FileType) -> bool {
+    !matches!(kind, FileType::Unknown | FileType::Symlink)
+}
+
+/// Looks at an entry; `None` for one that was removed at this moment, or is a link to nothing.
+fn stat_entry(fd: &OwnedFd, name: &CStr, key: String) -> Result<Option<Entry>, Errno> {
+    let kind = |stat: &Stat| FileType::from_raw_mode(stat.st_mode);
+    let look = || {
+        let own = rustix::fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        match kind(&own) {
+            FileType::Symlink => Ok((rustix::fs::statat(fd, name, AtFlags::empty())?, true)),
+            _ => Ok((own, false)),
+        }
+    };
+    match look() {
+        Ok((stat, is_link)) => {
+            Ok(Some(Entry { key, kind: kind(&stat), is_link, stat: Some(stat) }))
+        }
+        Err(Errno::NOENT | Errno::LOOP) => Ok(None),
+        Err(errno) => Err(errno),
     }
 }

@@ -11,13 +11,19 @@
 //! | NFS with `nolock` or `local_lock=flock`, Lustre with `localflock` | every process of this machine only |
 //! | no locks at all (some FUSE) | everybody, by a folder `.forebay/lock-claim` that only one can make |
 //!
-//! A claim outlives a holder that dies, so one that is older than [`CLAIM_STALE`] by the store's clock is taken away. A
-//! holder that slept that long between its look and its rename would replace what came in between: that window is all
+//! A claim is the folder with one more in it that has a name of the holder's own. It outlives a holder that dies, so
+//! one that is older than [`CLAIM_STALE`] by the store's clock is taken away: by that inner name, which is nobody else's,
+//! so that of several who find a claim stale none can take away the fresh one of another; and a holder that comes back
+//! late removes its own claim and no other. Whoever has made both folders looks whether it is alone in there: between
+//! the two somebody may have taken the outer one for stale, and a third may have made it again.
+//!
+//! A holder that slept that long between its look and its rename would replace what came in between: that window is all
 //! that is left open, on file systems without locks, and none of it is open for a first publication, which is link(2).
 
 use std::time::{Duration, Instant};
 
 use forebay_error::{Code, Error, Result};
+use rustix::fs::{Dir, OFlags};
 use rustix::io::Errno;
 
 use super::PosixStore;
@@ -28,22 +34,44 @@ use crate::key::RECORDS_FOLDER;
 const WAIT: Duration = Duration::from_secs(60);
 /// Age at which a claim's holder is taken for dead.
 pub(super) const CLAIM_STALE: Duration = Duration::from_secs(20);
+/// Most claims that are looked at in one folder; there is one, rarely two.
+const CLAIMS_MAX: usize = 64;
 /// Pause between two tries: the shortest, and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
 /// The right to replace, until it is dropped.
 pub(super) struct Held<'a> {
     _lock: Option<Locked>,
-    claim: Option<(&'a dyn Files, String)>,
+    _claim: Option<Claim<'a>>,
 }
 
-impl Drop for Held<'_> {
+/// A claim of our own, given back when it is dropped.
+struct Claim<'a> {
+    files: &'a dyn Files,
+    path: String,
+    /// The folder in it that is ours.
+    own: String,
+}
+
+impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        if let Some((files, path)) = self.claim.take()
-            && let Err(error) = files.remove_folder(&path)
-        {
-            tracing::debug!(%error, path, "a claim stays, and will be taken for stale");
+        if let Err(error) = withdraw(self.files, &self.path, &self.own) {
+            tracing::debug!(%error, path = self.own, "a claim stays, and will be taken for stale");
         }
+    }
+}
+
+/// Takes one claim away, if it is still there; the folder around it goes if nobody else has come into it.
+fn withdraw(files: &dyn Files, path: &str, own: &str) -> Result<(), Errno> {
+    match files.remove_folder(own) {
+        Ok(()) => {}
+        // Somebody has taken it away: what is there now is not ours.
+        Err(Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(errno),
+    }
+    match files.remove_folder(path) {
+        Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => Ok(()),
+        Err(errno) => Err(errno),
     }
 }
 
@@ -95,7 +123,7 @@ fn try_take<'a>(
         Err(errno) => return Err(errno),
     }
     match store.files.try_lock(&format!("{records}/lock")) {
-        Ok(lock) => Ok(Held { _lock: Some(lock), claim: None }),
+        Ok(lock) => Ok(Held { _lock: Some(lock), _claim: None }),
         // The last user of the folder removed it just now.
         Err(Errno::NOENT) => Err(Errno::WOULDBLOCK),
         Err(errno) if is_missing(errno) => claim(store, &format!("{records}/lock-claim"), looked),
@@ -114,7 +142,7 @@ fn claim<'a>(
     looked: &mut Option<Instant>,
 ) -> Result<Held<'a>, Errno> {
     match store.files.make_folder(path) {
-        Ok(()) => Ok(Held { _lock: None, claim: Some((store.files.as_ref(), path.to_owned())) }),
+        Ok(()) => enter(store, path),
         Err(Errno::EXIST) => {
             // Asking for the time writes to the file system: not at every try.
             if looked.is_none_or(|then| then.elapsed() > Duration::from_secs(1)) {
@@ -127,18 +155,62 @@ fn claim<'a>(
     }
 }
 
-/// Takes a dead holder's claim away. Of several who try one succeeds: the rename has one winner.
+/// The second half of a claim. `EXIST` where somebody was quicker.
+fn enter<'a>(store: &'a PosixStore, path: &str) -> Result<Held<'a>, Errno> {
+    let own = format!("{path}/{}", super::temp::fresh());
+    match store.files.make_folder(&own) {
+        Ok(()) => {}
+        // The folder was taken for stale: this process slept.
+        Err(Errno::NOENT) => return Err(Errno::EXIST),
+        Err(errno) => return Err(errno),
+    }
+    let claim = Claim { files: store.files.as_ref(), path: path.to_owned(), own };
+    match inside(store, path)?.as_slice() {
+        [only] if *only == claim.own => Ok(Held { _lock: None, _claim: Some(claim) }),
+        _ => Err(Errno::EXIST),
+    }
+}
+
+/// The claims in the folder, by their paths.
+fn inside(store: &PosixStore, path: &str) -> Result<Vec<String>, Errno> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let mut claims = Vec::new();
+    for entry in Dir::new(store.root.beneath(path, flags)?)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name != "." && name != ".." {
+            claims.push(format!("{path}/{name}"));
+        }
+        if claims.len() > CLAIMS_MAX {
+            break;
+        }
+    }
+    Ok(claims)
+}
+
+/// Takes the claims of dead holders away, and the folder of one that died before it had entered.
 fn break_stale(store: &PosixStore, path: &str) -> Result<(), Errno> {
-    let Some(stat) = store.root.stat(path)? else { return Ok(()) };
-    if store.now().since(&stat) < store.claim_stale {
-        return Ok(());
+    let now = store.now();
+    let is_stale = |path: &str| -> Result<bool, Errno> {
+        let stat = store.root.stat(path)?;
+        Ok(stat.is_some_and(|stat| now.since(&stat) >= store.claim_stale))
+    };
+    let folder_is_stale = is_stale(path)?;
+    let claims = match inside(store, path) {
+        Err(Errno::NOENT) => return Ok(()),
+        claims => claims?,
+    };
+    for claim in &claims {
+        if is_stale(claim)? {
+            withdraw(store.files.as_ref(), path, claim)?;
+        }
     }
-    let aside = format!("{path}-{}", super::temp::fresh());
-    match store.files.rename(path, &aside) {
-        Ok(()) => store.files.remove_folder(&aside),
-        Err(Errno::NOENT) => Ok(()),
-        Err(errno) => Err(errno),
+    if claims.is_empty() && folder_is_stale {
+        match store.files.remove_folder(path) {
+            Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -9,13 +9,15 @@
 //! | `publish`, nothing there | link(2) of the staged file, fsync of the folder, then the staged name goes, fsync of its folder |
 //! | `publish`, over a version | under the lock ([`lock`]): look, rename; then fsync of the folder |
 //! | `remove` | unlink, fsync of the folder; folders that are empty then go |
+//! | `discard` | unlink; not durable |
 //! | `create_data` | O_EXCL under its own key, fallocate; `seal` is fsync of file and folder |
 //!
 //! What is promised beyond the interface, and what is not:
 //!
 //! - **fsync.** One that fails is final: what was written is given up, never synced again, for the kernel may have
-//!   dropped the pages and call the next fsync a success. The fsync of a folder that fails after a rename is an error
-//!   although readers see the change: what a loss of power would leave is not known. A file system that cannot force
+//!   dropped the pages and call the next fsync a success. The fsync of a folder that fails after a change is an error
+//!   of its own, `not_durable`, because readers see the change: what a loss of power would leave is not known. Whoever
+//!   looks whether a lost reply hid a success must not take this for one. A file system that cannot force
 //!   folders to the disk makes `durable_publish` false and `Done { durable: false }`.
 //! - **Atomicity.** A first publication is atomic wherever link(2) is, even between machines. A replacement is atomic
 //!   among Forebay's writers that the lock keeps apart; who writes the file without the lock, or removes it in the
@@ -175,6 +177,11 @@ impl Store for PosixStore {
     fn remove(&self, key: &str) -> Result<bool> {
         check_key(key)?;
         self.remove_object(key)
+    }
+
+    fn discard(&self, keys: &[String]) -> Result<()> {
+        keys.iter().try_for_each(|key| check_key(key))?;
+        self.discard_objects(keys)
     }
 
     fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published> {

@@ -3,6 +3,7 @@
 use std::io::Read;
 
 use forebay_error::{Code, Error, Result};
+use rustix::io::Errno;
 
 use super::PosixStore;
 use super::files::Synced;
@@ -93,9 +94,14 @@ impl PosixStore {
 
     pub(super) fn sync_folder_of(&self, key: &str) -> Result<Synced> {
         let synced = self.files.sync_folder(split(key).0);
-        synced.map_err(|errno| {
-            let error = self.failed("cannot force the folder to the disk", key, errno);
-            error.hint("whether the change survives a loss of power is not known")
-        })
+        synced.map_err(|errno| self.not_durable(key, errno))
+    }
+
+    /// The error of a change that readers see, and whose folder could not be forced to the disk.
+    pub(super) fn not_durable(&self, key: &str, errno: Errno) -> Error {
+        let what = "changed, but cannot force the folder to the disk";
+        let error = Error::new(Code::NotDurable, what).with_source(std::io::Error::from(errno));
+        let error = error.at(self.place(key));
+        error.hint("whether the change survives a loss of power is not known")
     }
 }

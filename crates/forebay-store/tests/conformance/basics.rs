@@ -92,6 +92,18 @@ pub(crate) fn removal_is_told_and_leaves_no_folder(place: &Place) {
     assert!(place.store.names("", 10).unwrap().is_empty());
 }
 
+pub(crate) fn what_is_discarded_is_gone_with_its_folders(place: &Place) {
+    for key in ["f/g/a", "f/g/b", "f/c", "d"] {
+        place.put(key, b"1");
+    }
+    let keys = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect::<Vec<_>>();
+    place.store.discard(&keys(&["f/g/a", "f/none", "none/x", "f/g/b", "f/c"])).unwrap();
+    assert_eq!(place.keys(), ["d"]);
+    assert_eq!(place.store.names("", 10).unwrap(), [("d".to_owned(), false)]);
+    place.store.discard(&[]).unwrap();
+    assert_eq!(place.store.discard(&keys(&["../x"])).unwrap_err().code(), Code::UnsafePath);
+}
+
 pub(crate) fn keys_that_leave_the_store_are_refused_by_every_call(place: &Place) {
     let store = &place.store;
     place.put("ok", b"");

@@ -53,6 +53,7 @@ macro_rules! conformance {
             basics: what_is_put_is_got, versions_tell_states_apart, create_takes_a_free_key_once,
                 large_objects_are_not_read, listings_are_sorted_and_bounded,
                 names_show_folders_and_are_bounded, removal_is_told_and_leaves_no_folder,
+                what_is_discarded_is_gone_with_its_folders,
                 keys_that_leave_the_store_are_refused_by_every_call, ages_are_the_stores_own;
             data: ranges_come_in_any_order_from_many_threads, a_key_is_written_by_one,
                 what_changes_under_a_reader_is_told, an_object_may_be_empty;

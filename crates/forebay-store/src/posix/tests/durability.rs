@@ -49,11 +49,16 @@ fn a_folder_whose_fsync_fails_is_an_error_although_the_change_is_there() {
     });
     let store = &fixture.store;
     let error = store.put("f/a", b"1").unwrap_err();
-    assert_eq!(error.code(), Code::Io);
+    assert_eq!(error.code(), Code::NotDurable);
     assert!(error.what().contains("folder"), "{error}");
     assert_eq!(store.get("f/a", 9).unwrap().unwrap().0, b"1");
-    assert_eq!(store.create("f/b", b"1").unwrap_err().code(), Code::Io);
-    assert_eq!(store.remove("f/a").unwrap_err().code(), Code::Io);
+    assert_eq!(store.create("f/b", b"1").unwrap_err().code(), Code::NotDurable);
+    let published = store.publish("f/b", "f/c", &Expect::Absent);
+    assert_eq!(published.unwrap_err().code(), Code::NotDurable);
+    assert_eq!(store.get("f/c", 9).unwrap().unwrap().0, b"1");
+    assert_eq!(store.remove("f/a").unwrap_err().code(), Code::NotDurable);
+    // Nobody needs what is discarded, so nobody asks for the disk.
+    store.discard(&["f/b".to_owned(), "f/c".to_owned(), "f/none".to_owned()]).unwrap();
     let data = store.create_data("f/d", 1).unwrap();
     assert_eq!(data.seal().unwrap_err().code(), Code::Io);
 }

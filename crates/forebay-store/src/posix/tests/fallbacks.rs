@@ -1,11 +1,13 @@
 //! File systems without links, without renameat2, without locks, without fallocate.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use forebay_error::Code;
 use rustix::io::Errno;
 
-use super::{Answer, Call, Fixture, names, refusing, store};
+use super::{Answer, Call, Fixture, Hooked, RealFiles, names, refusing, store};
+use crate::posix::{PosixStore, Root, lock};
 use crate::store::Store;
 use crate::{Expect, Published};
 
@@ -104,6 +106,86 @@ fn the_claim_of_a_dead_writer_is_taken_away() {
     let waited = start.elapsed();
     assert!(waited > Duration::from_secs(1) && waited < Duration::from_secs(30), "{waited:?}");
     assert!(!claim.exists());
+}
+
+/// Another client of a fixture's folder, which finds claims stale after a tenth of a second.
+fn another(
+    fixture: &Fixture,
+    hook: impl Fn(Call, &str) -> Answer + Send + Sync + 'static,
+) -> PosixStore {
+    let root = Root::open(fixture.folder.path()).unwrap();
+    let real = RealFiles::new(Arc::clone(&root));
+    let files = Hooked { real, hook: Box::new(hook), calls: Mutex::default() };
+    let mut store = PosixStore::with_files(root, Arc::new(files));
+    store.claim_stale = Duration::from_millis(100);
+    store
+}
+
+fn without_locks(call: Call) -> Answer {
+    match call {
+        Call::TryLock => Answer::Refuse(Errno::NOLCK),
+        _ => Answer::Go,
+    }
+}
+
+#[test]
+fn of_two_who_find_a_claim_stale_one_holds_it() {
+    let fixture = store(|_, _| Answer::Go);
+    let dead = another(&fixture, |call, _| without_locks(call));
+    std::mem::forget(lock::take(&dead, "").unwrap());
+    std::thread::sleep(Duration::from_millis(200));
+    let quick = Arc::new(another(&fixture, |call, _| without_locks(call)));
+    // The slow one has judged the claim, and is about to take it away, when the quick one does all of it.
+    let (holds, held) = std::sync::mpsc::channel();
+    let (ends, end) = std::sync::mpsc::channel::<()>();
+    let end = Mutex::new(Some(end));
+    let (holds, own) = (Mutex::new(holds), Arc::clone(&quick));
+    let slow = another(&fixture, move |call, path| {
+        let about_to = matches!(call, Call::Rename | Call::RemoveFolder);
+        if about_to
+            && path.contains("lock-claim")
+            && let Some(end) = end.lock().unwrap().take()
+        {
+            let (own, holds) = (Arc::clone(&own), holds.lock().unwrap().clone());
+            std::thread::spawn(move || {
+                let held = lock::take(&own, "").unwrap();
+                holds.send(()).unwrap();
+                end.recv().unwrap();
+                drop(held);
+            });
+            std::thread::sleep(Duration::from_millis(60));
+        }
+        without_locks(call)
+    });
+    std::thread::scope(|scope| {
+        let slow = scope.spawn(|| drop(lock::take(&slow, "").unwrap()));
+        held.recv().unwrap();
+        // The slow one goes on, and looks for stale claims once a second.
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!slow.is_finished(), "two hold it");
+        ends.send(()).unwrap();
+        slow.join().unwrap();
+    });
+}
+
+#[test]
+fn a_holder_that_was_taken_for_dead_leaves_its_heirs_claim_alone() {
+    let fixture = store(|_, _| Answer::Go);
+    let client = || another(&fixture, |call, _| without_locks(call));
+    let (sleeper, mut heir) = (client(), client());
+    let slept = lock::take(&sleeper, "").unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    let held = lock::take(&heir, "").unwrap();
+    drop(slept);
+    let claim = fixture.folder.path().join(".forebay/lock-claim");
+    assert!(claim.exists(), "the heir's claim was taken away");
+    drop(held);
+    assert!(!claim.exists());
+    heir.claim_stale = Duration::from_secs(20);
+    // One that died between the two halves of its claim.
+    std::fs::create_dir(&claim).unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    drop(lock::take(&sleeper, "").unwrap());
 }
 
 #[test]

@@ -109,6 +109,14 @@ impl Store for Audited {
         self.inner.remove(key)
     }
 
+    fn discard(&self, keys: &[String]) -> Result<()> {
+        for key in keys {
+            let path = self.path(key);
+            audit("os.remove", &path, |py| (path.as_os_str(), -1).into_pyobject(py))?;
+        }
+        self.inner.discard(keys)
+    }
+
     fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published> {
         let (from, path) = (self.path(staged), self.path(to));
         audit("os.rename", &path, |py| {

@@ -8,6 +8,8 @@
 //! Where a block arrives as a whole and without gaps (a whole tensor, a slice of its first dimension), its place in the
 //! target is kept ([`Landing`]): there it can be checked again once it has arrived, by a GPU that reads its own memory.
 
+use std::ops::Range;
+
 use forebay_error::{Code, Error, Result};
 
 use crate::plan::{Check, Landing, Move, Op, Piece, Plan};
@@ -82,7 +84,7 @@ fn push(plan: &mut Plan, block: Check, group: &[Cut], piece_bytes: u64, joins: b
         }
     };
     plan.checks.push(block);
-    plan.landings.push(landing(block, group));
+    plan.landed.push(land(block, group, &mut plan.landings));
     plan.checked_bytes += block.len;
     for cut in group {
         let part = cut.part;
@@ -106,32 +108,45 @@ fn joined(part: Move) -> Move {
     part
 }
 
-/// Where a block is in its target, if `group`, which is sorted, brings all of it in one run.
-fn landing(block: Check, group: &[Cut]) -> Option<Landing> {
-    let first = group.first()?.part;
-    let mut done = 0;
-    for Cut { part, .. } in group {
-        let follows = part.rows == 1
-            && part.target == first.target
-            && part.from == block.offset + done
-            && part.to == first.to + done;
-        if !follows {
-            return None;
-        }
-        done += part.run;
+/// Adds the places of a block to `out`, if every target that wants of it wants all of it, in one run each. `group` is
+/// sorted by place in the object.
+fn land(block: Check, group: &[Cut], out: &mut Vec<Landing>) -> Range<usize> {
+    let start = out.len();
+    // Beside each of `out`, from `start` on: bytes so far.
+    let mut done: Vec<u64> = Vec::with_capacity(1);
+    let whole = group.iter().all(|Cut { part, .. }| {
+        let own = out.iter().skip(start).position(|place| place.target == part.target);
+        let own = own.unwrap_or_else(|| {
+            out.push(Landing { target: part.target, to: part.to });
+            done.push(0);
+            done.len() - 1
+        });
+        let (Some(place), Some(done)) = (out.get(start + own), done.get_mut(own)) else {
+            return false;
+        };
+        let follows =
+            part.rows == 1 && part.from == block.offset + *done && part.to == place.to + *done;
+        *done += part.run;
+        follows
+    });
+    if !whole || done.iter().any(|&done| done != block.len) {
+        out.truncate(start);
     }
-    (done == block.len).then_some(Landing { target: first.target, to: first.to })
+    start..out.len()
 }
 
 impl Plan {
-    /// Where the blocks of a piece lie in their targets, one for each of [`Self::checks_of`].
-    pub(crate) fn landings_of(&self, piece: &Piece) -> &[Option<Landing>] {
-        self.landings.get(piece.checks.clone()).unwrap_or_default()
+    /// The checks of a piece, each with the places of its block where that arrives as a whole.
+    pub(crate) fn landings_of(&self, piece: &Piece) -> impl Iterator<Item = (&Check, &[Landing])> {
+        let landed = self.landed.get(piece.checks.clone()).unwrap_or_default();
+        let places =
+            landed.iter().map(|range| self.landings.get(range.clone()).unwrap_or_default());
+        self.checks_of(piece).iter().zip(places)
     }
 
     /// Whether every block of a piece arrives as a whole.
     pub(crate) fn lands_whole(&self, piece: &Piece) -> bool {
-        self.landings_of(piece).iter().all(Option::is_some)
+        self.landings_of(piece).all(|(_, places)| !places.is_empty())
     }
 
     /// Whether pieces of this checked object arrive as wholes; one is enough.
@@ -141,9 +156,9 @@ impl Plan {
         own.any(|piece| self.lands_whole(piece))
     }
 
-    /// Bytes of the blocks that arrive as a whole: those that a GPU can check where they are.
+    /// Bytes of the blocks that arrive as wholes: those that a GPU can check where they are.
     pub fn whole_checked_bytes(&self) -> u64 {
-        let whole = self.checks.iter().zip(&self.landings).filter(|(_, place)| place.is_some());
+        let whole = self.checks.iter().zip(&self.landed).filter(|(_, places)| !places.is_empty());
         whole.map(|(check, _)| check.len).sum()
     }
 }

@@ -114,7 +114,7 @@ pub struct Check {
     pub crc: u32,
 }
 
-/// Where a block of a [`Check`] lies in one piece once it has arrived.
+/// Where a block of a [`Check`] lies without gaps once it has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Landing {
     pub(crate) target: u32,
@@ -128,8 +128,11 @@ pub struct Plan {
     pub(crate) pieces: Vec<Piece>,
     pub(crate) ops: Vec<Op>,
     pub(crate) checks: Vec<Check>,
-    /// One for each of `checks`; none for a block that arrives in parts, with gaps, or not all of it.
-    pub(crate) landings: Vec<Option<Landing>>,
+    /// Those of the blocks that arrive as wholes, in the order of `checks`.
+    pub(crate) landings: Vec<Landing>,
+    /// Which of them are each check's: none for a block that arrives in parts, with gaps, or not all of it; several for
+    /// one that several targets want, all of them the whole of it.
+    pub(crate) landed: Vec<Range<usize>>,
     pub(crate) bytes: u64,
     pub(crate) read_bytes: u64,
     pub(crate) checked_bytes: u64,

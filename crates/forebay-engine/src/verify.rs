@@ -107,7 +107,7 @@ impl Checks {
 
     /// Whether blocks of this piece are left to the GPU now.
     pub(crate) fn take_from(&self, plan: &Plan, piece: &Piece) -> bool {
-        self.is_on() && plan.landings_of(piece).iter().any(Option::is_some)
+        self.is_on() && plan.landings_of(piece).any(|(_, places)| !places.is_empty())
     }
 }
 
@@ -121,8 +121,8 @@ pub(crate) fn for_cpu<'a>(
     piece: &Piece,
     by_gpu: bool,
 ) -> impl Iterator<Item = &'a Check> {
-    let blocks = plan.checks_of(piece).iter().zip(plan.landings_of(piece));
-    blocks.filter(move |(_, whole)| !by_gpu || whole.is_none()).map(|(check, _)| check)
+    let blocks = plan.landings_of(piece);
+    blocks.filter(move |(_, places)| !by_gpu || places.is_empty()).map(|(check, _)| check)
 }
 
 /// Checks what the CPU has to of a piece whose bytes are all here.

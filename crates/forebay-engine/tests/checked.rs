@@ -120,3 +120,40 @@ fn blocks_that_cannot_be_are_refused() {
     assert_eq!(build(5, vec![check(u64::MAX, 10)]), Code::Internal);
     assert_eq!(build(0, vec![check(0, 5), check(6, 10)]), Code::Internal);
 }
+
+#[test]
+fn blocks_are_whole_where_every_target_has_all_of_them() {
+    let bytes = pattern(4, 40_000);
+    let checks = || blocks(0, &bytes, 0, 40_000, 10_000);
+    let whole = |moves: Vec<Move>| {
+        let sizes = (0..3).map(|target| {
+            let own = moves.iter().filter(|part| part.target == target);
+            own.map(|part| part.to + (part.rows - 1) * part.to_stride + part.run).max().unwrap_or(0)
+        });
+        let sizes = sizes.collect();
+        let plan = Plan::build_checked(moves, sizes, PIECE, &[], checks()).unwrap();
+        plan.whole_checked_bytes()
+    };
+    let run = Move::contiguous;
+    let rows = |from_stride, to_stride| Move {
+        from_stride,
+        to_stride,
+        run: 100,
+        rows: 100,
+        ..run(0, 0, 0, 0, 100)
+    };
+    assert_eq!(whole(vec![run(0, 0, 0, 0, 40_000)]), 40_000);
+    assert_eq!(whole(vec![run(0, 0, 5000, 0, 30_000)]), 20_000, "the inner two");
+    // In parts that are neighbours on both sides, in any order; or not neighbours.
+    assert_eq!(whole(vec![run(0, 0, 4000, 4000, 6000), run(0, 0, 0, 0, 4000)]), 10_000);
+    assert_eq!(whole(vec![run(0, 0, 4000, 4001, 6000), run(0, 0, 0, 0, 4000)]), 0);
+    assert_eq!(whole(vec![run(0, 0, 4000, 4000, 6000), run(0, 1, 0, 0, 4000)]), 0);
+    // By two targets.
+    assert_eq!(whole(vec![run(0, 0, 0, 7, 20_000), run(0, 2, 0, 0, 20_000)]), 20_000);
+    assert_eq!(whole(vec![run(0, 0, 0, 0, 20_000), run(0, 2, 0, 0, 15_000)]), 10_000);
+    assert_eq!(whole(vec![run(0, 0, 0, 0, 10_000), run(0, 0, 0, 10_000, 10_000)]), 0);
+    // Rows: without gaps they are one run.
+    assert_eq!(whole(vec![rows(100, 100)]), 10_000);
+    assert_eq!(whole(vec![rows(100, 200)]), 0);
+    assert_eq!(whole(vec![rows(200, 100)]), 0);
+}

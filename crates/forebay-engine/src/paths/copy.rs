@@ -154,13 +154,13 @@ fn read_staged(
         return Ok(0);
     }
     // Block by block: what was just read is in the processor's own cache, of which a piece is the double.
-    for (check, whole) in shared.plan.checks_of(piece).iter().zip(shared.plan.landings_of(piece)) {
+    for (check, places) in shared.plan.landings_of(piece) {
         let at = (check.offset - piece.offset) as usize;
         let Some(into) = bytes.get_mut(at..at + check.len as usize) else {
             return Err(internal("a block leaves its piece"));
         };
         read_exact_at(source, into, check.offset)?;
-        if !by_gpu || whole.is_none() {
+        if !by_gpu || places.is_empty() {
             verify::verify(shared, check, into)?;
         }
     }

@@ -133,12 +133,11 @@ impl<'a> Checker<'a> {
         let mut found = pending.wait()?.into_iter();
         for Landed { piece: index, path } in pieces {
             let piece = shared.piece(index)?;
-            let places = shared.plan.landings_of(piece);
-            for (check, _) in
-                shared.plan.checks_of(piece).iter().zip(places).filter(|(_, place)| place.is_some())
-            {
-                let crc = found.next().ok_or_else(|| internal("a checksum is missing"))?;
-                verify::compare(shared, check, crc)?;
+            for (check, places) in shared.plan.landings_of(piece) {
+                for _ in places {
+                    let crc = found.next().ok_or_else(|| internal("a checksum is missing"))?;
+                    verify::compare(shared, check, crc)?;
+                }
             }
             verify::count(shared, piece, true);
             shared.finish_piece(index, path)?;
@@ -181,9 +180,8 @@ impl<'a> Checker<'a> {
         let mut blocks = Vec::with_capacity(self.landed_blocks);
         for landed in &self.landed {
             let piece = shared.piece(landed.piece)?;
-            let places = shared.plan.landings_of(piece);
-            for (check, place) in shared.plan.checks_of(piece).iter().zip(places) {
-                if let Some(place) = place {
+            for (check, places) in shared.plan.landings_of(piece) {
+                for place in places {
                     blocks.push((shared.address(place.target)? + place.to, check.len));
                 }
             }

@@ -222,8 +222,7 @@ fn round(seed: u64, engine: &Arc<Engine>, gpu: &Arc<CudaDevice>, files: &[File])
     let Wish { moves, sizes, batches } = wish(random, files);
     let piece = engine.config().piece_bytes;
     let checks = checks(random, files, piece);
-    let plan =
-        Plan::build_checked(moves.clone(), sizes.clone(), piece, &batches, checks).unwrap();
+    let plan = Plan::build_checked(moves.clone(), sizes.clone(), piece, &batches, checks).unwrap();
     let checked = plan.checked_bytes();
     let paths = [
         PathChoice::Auto,

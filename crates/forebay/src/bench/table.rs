@@ -125,10 +125,8 @@ fn repeats(report: &BenchReport) -> String {
 
 /// Who compared checksums in the last load, with the shares of the blocks' bytes: `GPU 98 CPU 2 %`.
 fn verifiers(row: &Row) -> String {
-    let (gpu, cpu) = row
-        .loads
-        .last()
-        .map_or((0, 0), |run| (run.verified_gpu_bytes, run.verified_cpu_bytes));
+    let (gpu, cpu) =
+        row.loads.last().map_or((0, 0), |run| (run.verified_gpu_bytes, run.verified_cpu_bytes));
     let percent = |bytes: u64| 100.0 * bytes as f64 / (gpu + cpu).max(1) as f64;
     match (gpu, cpu) {
         (0, 0) if row.setting.verify == VerifyChoice::Off => "off".to_owned(),

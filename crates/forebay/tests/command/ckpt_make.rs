@@ -84,6 +84,14 @@ impl State {
         }
     }
 
+    /// And a tensor of so many rows of 4 KiB.
+    pub(crate) fn with_rows(mut self, rows: u64) -> Self {
+        let data = noise(rows as usize * 4096, 77);
+        let (name, shape) = ("model.large".to_owned(), vec![rows, 1024]);
+        self.tensors.push(Tensor { name, dtype: Dtype::F32, shape, data, sharded: true });
+        self
+    }
+
     /// A tensor's bytes, under any of its names.
     pub(crate) fn data(&self, name: &str) -> &[u8] {
         let alias = self.aliases.iter().find(|(alias, _)| alias == name);

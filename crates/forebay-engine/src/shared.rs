@@ -130,7 +130,7 @@ impl Shared {
         Ok((start, end.saturating_sub(start)))
     }
 
-    /// Whether a piece may come by DMA: its object's pages can be registered, and nothing of it is for the CPU to check.
+    /// Whether a piece may come by DMA: its object's pages can be registered, and the CPU has nothing of it to check.
     pub(crate) fn may_use_dma(&self, piece: &Piece) -> bool {
         let unchecked = piece.checks.is_empty();
         self.route(piece.object).is_ok_and(|route| route.dma)

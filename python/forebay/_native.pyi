@@ -111,9 +111,28 @@ _Item = tuple[
 ]
 
 @final
+class SharedStructure:
+    def __new__(
+        cls,
+        meshes: Sequence[tuple[Sequence[int], Sequence[int]]],
+        layouts: Sequence[tuple[int, Sequence[tuple[str, int, int]], bool]],
+        values: Sequence[
+            tuple[str, Sequence[str | int], int, str | None, Sequence[int], int | None]
+        ],
+    ) -> SharedStructure: ...
+    @property
+    def hash(self) -> str: ...
+
+@final
 class Structure:
     def __new__(
-        cls, items: Sequence[_Item], *, rank: int, world: int, files_per_rank: int | None = None
+        cls,
+        items: Sequence[_Item],
+        *,
+        rank: int,
+        world: int,
+        files_per_rank: int | None = None,
+        shared: SharedStructure | None = None,
     ) -> Structure: ...
     @property
     def hash(self) -> str: ...

@@ -27,6 +27,7 @@ from typing import Any
 from forebay._ckpt.description import Description, Version, read
 from forebay._ckpt.meshes import Region
 from forebay._ckpt.ranks import Ranks, describe, raise_any
+from forebay._ckpt.shared import Shared, share
 from forebay._ckpt.writers import writers
 from forebay._errors import Error, make, quoted
 
@@ -48,6 +49,8 @@ class Agreed:
     ties: dict[str, bool]
     #: Lines worth telling, the same on every rank.
     warnings: list[str]
+    #: What all ranks hold together, for the manifest.
+    shared: Shared
 
 
 @dataclass(slots=True)
@@ -196,4 +199,4 @@ def _settled(
     writes = writers(rank, names, ties, told.size_of)
     text = json.dumps([len(hashes), hashes], separators=(",", ":"))
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Agreed(digest, first, writes, ties, warnings)
+    return Agreed(digest, first, writes, ties, warnings, share(names, ties))

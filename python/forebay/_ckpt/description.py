@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from forebay._ckpt.flatten import Path
 from forebay._ckpt.held import Explicit, Layout, Plain
 from forebay._ckpt.meshes import MeshLayout, Shape
 
@@ -26,6 +27,8 @@ class Entry:
     layout: int
     #: The name that it is tied to, for an alias.
     tied: str | None = None
+    #: The way to it in the state.
+    path: Path = ()
 
 
 @dataclass(slots=True)
@@ -44,7 +47,9 @@ class Description:
         for name in names:
             entry = self.entries[name]
             at = order.setdefault(entry.layout, len(order))
-            rows.append([name, entry.kind, entry.dtype, entry.shape, at, entry.tied])
+            rows.append(
+                [name, entry.kind, entry.dtype, entry.shape, at, entry.tied, entry.path]
+            )
         return {"rows": rows, "layouts": [_told(self.layouts[at]) for at in order]}
 
 
@@ -55,8 +60,9 @@ Version = tuple[Description, tuple[int, ...], Entry]
 def read(message: dict[str, Any]) -> Description:
     """A description that another rank told."""
     description = Description(layouts=[_layout(told) for told in message["layouts"]])
-    for name, kind, dtype, shape, layout, tied in message["rows"]:
-        description.entries[name] = Entry(kind, dtype, tuple(shape), layout, tied)
+    for name, kind, dtype, shape, layout, tied, path in message["rows"]:
+        entry = Entry(kind, dtype, tuple(shape), layout, tied, tuple(path))
+        description.entries[name] = entry
     return description
 
 

@@ -51,10 +51,12 @@ def description(plan: Plan) -> Description:
             held.shape,
             number(held.layout),
             None if tied is None else plan.names[plan.tensors[tied]],
+            plan.paths[place],
         )
     plain = number(PLAIN) if plan.objects else 0
     for place in plan.objects:
-        made.entries[plan.names[place]] = Entry(OBJECT, None, (), plain)
+        entry = Entry(OBJECT, None, (), plain, path=plan.paths[place])
+        made.entries[plan.names[place]] = entry
     return made
 
 
@@ -130,7 +132,9 @@ def lay_out(plan: Plan, own: Own | None, rank: int, world: int, files: int | Non
             else:
                 ((offsets, sizes),) = held_.regions
                 items.append((name, path, TENSOR, held_.dtype, held_.shape, offsets, sizes, True))
-    plan.structure = _native.Structure(items, rank=rank, world=world, files_per_rank=files)
+    plan.structure = _native.Structure(
+        items, rank=rank, world=world, files_per_rank=files, shared=agreed.shared.native
+    )
     plan.own_signature = None if own is None else own.signature()
     plan.writes, plan.writes_objects = writes, objects
 

@@ -21,6 +21,7 @@ from forebay._ckpt.objects import Stored, pack
 from forebay._ckpt.perrank import Own, describe_own
 from forebay._ckpt.plans import Plan
 from forebay._ckpt.ranks import Ranks
+from forebay._ckpt.shared import share
 from forebay._errors import Error, make, usage
 
 #: Structures that are kept: a state with and one without the optimizer, and two more.
@@ -193,7 +194,9 @@ class Structures:
     def _agree_alone(self, plan: Plan, values: Sequence[Any], own: Own | None) -> None:
         """With nobody to ask everything is as it is here."""
         ties = {plan.names[plan.tensors[at]]: True for at in plan.ties}
-        plan.agreed = Agreed("", {}, {}, ties, [])
+        alone = layout.description(plan)
+        names = {name: [(alone, (0,), entry)] for name, entry in alone.entries.items()}
+        plan.agreed = Agreed("", {}, {}, ties, [], share(names, ties))
         if not self.known:
             self._begin(secrets.token_hex(4), plan, values)
         error = self._lay_out(plan, own)

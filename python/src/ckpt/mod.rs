@@ -1,10 +1,12 @@
 //! Checkpoints: what the package's `Checkpointer` and `dcp` classes are made of.
 //!
-//! Thin as the rest: [`structure`] describes what a rank writes, [`pool`] is staging memory, [`saver`] starts saves and
+//! Thin as the rest: [`agreed`] has what all ranks agreed on, [`structure`] describes what a rank writes,
+//! [`pool`] is staging memory, [`saver`] starts saves and
 //! [`saving`] is one under way, [`reader`] opens checkpoints, [`steps`] looks after a folder of steps.
 //! [`audit`] tells Python's audit hooks what is about to be written. Flattening, agreement between ranks and everything
 //! about torch is the package's.
 
+mod agreed;
 mod audit;
 mod pool;
 mod reader;
@@ -18,6 +20,7 @@ use pyo3::prelude::*;
 
 /// Adds classes and functions to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<agreed::SharedStructure>()?;
     module.add_class::<structure::Structure>()?;
     module.add_class::<pool::Pool>()?;
     module.add_class::<saver::Saver>()?;

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use forebay_checkpoint::commit;
-use forebay_checkpoint::model::{Entry, Kind, PathStep};
+use forebay_checkpoint::model::PathStep;
 use forebay_checkpoint::open;
-use forebay_checkpoint::restore::Reader;
+use forebay_checkpoint::restore::{Item, Reader};
 use forebay_engine::{CacheChoice, LoadOptions, PathChoice};
 use forebay_tensor::Region;
 use pyo3::prelude::*;
@@ -46,16 +46,16 @@ impl Checkpoint {
     #[getter]
     fn entries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let list = PyList::empty(py);
-        for entry in self.inner.entries() {
-            let path = path_of(py, entry)?;
-            let tuple = match &entry.kind {
-                Kind::Tensor { dtype, shape, .. } => {
+        for item in self.inner.items() {
+            let path = path_of(py, item)?;
+            let tuple = match &item.tensor {
+                Some((dtype, shape)) => {
                     let shape = PyTuple::new(py, torch_sides(*dtype, shape))?;
-                    (&entry.name, path, 0, Some(torch_name(*dtype)), shape).into_pyobject(py)?
+                    (&item.name, path, 0, Some(torch_name(*dtype)), shape).into_pyobject(py)?
                 }
-                Kind::Object { .. } => {
+                None => {
                     let none = None::<&str>;
-                    (&entry.name, path, 1, none, PyTuple::empty(py)).into_pyobject(py)?
+                    (&item.name, path, 1, none, PyTuple::empty(py)).into_pyobject(py)?
                 }
             };
             list.append(tuple)?;
@@ -96,23 +96,23 @@ impl Checkpoint {
     /// What was accepted but is worth telling.
     #[getter]
     fn warnings(&self) -> Vec<String> {
-        self.inner.warnings()
+        self.inner.warnings().to_vec()
     }
 
     /// Names of files that were committed with the step.
     #[getter]
-    fn side_files(&self) -> Vec<String> {
-        self.inner.side_files()
+    fn side_files(&self, py: Python<'_>) -> Result<Vec<String>> {
+        let reader = self.inner.clone();
+        interruptible(py, move |_| reader.side_files())
     }
 
     /// Regions in which a tensor is stored: `(offsets, sizes)`.
     fn chunks(&self, name: &str) -> Result<Vec<(Vec<u64>, Vec<u64>)>> {
-        let entry = self.inner.entry(name)?;
-        let Kind::Tensor { dtype, chunks, .. } = &entry.kind else { return Ok(Vec::new()) };
+        let Some((dtype, _)) = &self.inner.item(name)?.tensor else { return Ok(Vec::new()) };
         let sides = |region: &Region| {
             (torch_sides(*dtype, &region.offsets), torch_sides(*dtype, &region.sizes))
         };
-        Ok(chunks.iter().map(|chunk| sides(&chunk.region)).collect())
+        Ok(self.inner.regions(name)?.iter().map(sides).collect())
     }
 
     /// Starts to load regions: `wants` are `(number of the entry, offsets, sizes)`. Returns `(order, session)`:
@@ -137,10 +137,10 @@ impl Checkpoint {
         interruptible(py, move |_| {
             let mut regions = Vec::with_capacity(wants.len());
             for (number, offsets, sizes) in wants {
-                let entry = reader.entries().get(number);
-                let entry = entry.ok_or_else(|| usage(format!("there is no entry {number}")))?;
-                let Kind::Tensor { dtype, .. } = &entry.kind else {
-                    return Err(usage("an object is read with object()").at(&entry.name));
+                let item = reader.items().get(number);
+                let item = item.ok_or_else(|| usage(format!("there is no entry {number}")))?;
+                let Some((dtype, _)) = &item.tensor else {
+                    return Err(usage("an object is read with object()").at(&item.name));
                 };
                 let region = Region::new(elements(*dtype, offsets), elements(*dtype, sizes))?;
                 regions.push((number, region));
@@ -185,8 +185,8 @@ impl Checkpoint {
     }
 }
 
-fn path_of<'py>(py: Python<'py>, entry: &Entry) -> PyResult<Bound<'py, PyTuple>> {
-    let steps: PyResult<Vec<Bound<'py, PyAny>>> = entry
+fn path_of<'py>(py: Python<'py>, item: &Item) -> PyResult<Bound<'py, PyTuple>> {
+    let steps: PyResult<Vec<Bound<'py, PyAny>>> = item
         .path
         .iter()
         .map(|step| match step {

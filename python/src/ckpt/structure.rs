@@ -11,6 +11,7 @@ use forebay_tensor::{Dtype, Region};
 use pyo3::prelude::*;
 use sha2::{Digest, Sha256};
 
+use super::agreed::SharedStructure;
 use super::usage;
 
 /// A step of a path: a text or a number.
@@ -46,21 +47,24 @@ pub(crate) struct Structure {
 impl Structure {
     /// `items` are tuples `(name, path, kind, dtype, shape, offsets, sizes, writes)`: kind 0 is a region of a tensor
     /// (dtype by torch's name, global shape, the region that this rank holds), 1 an object, 2 another name of the
-    /// value whose name is in `dtype`. `writes` says whether this rank writes it.
+    /// value whose name is in `dtype`. `writes` says whether this rank writes it. `shared` is what all ranks agreed on.
     #[new]
-    #[pyo3(signature = (items, *, rank, world, files_per_rank=None))]
+    #[pyo3(signature = (items, *, rank, world, files_per_rank=None, shared=None))]
     fn new(
         py: Python<'_>,
         items: Vec<Item>,
         rank: u32,
         world: u32,
         files_per_rank: Option<usize>,
+        shared: Option<&SharedStructure>,
     ) -> crate::error::Result<Self> {
+        let shared = shared.map(|shared| shared.inner.clone()).unwrap_or_default();
         let made = py.detach(|| {
             let mut hasher = Sha256::new();
             let items: Result<Vec<SaveItem>> =
                 items.into_iter().map(|item| convert(item, &mut hasher)).collect();
-            Ok::<_, Error>((SavePlan::new(items?)?, hex(&hasher.finalize())))
+            let plan = SavePlan::new(items?)?.with_structure(shared, rank)?;
+            Ok::<_, Error>((plan, hex(&hasher.finalize())))
         });
         let (plan, hash) = made?;
         Ok(Self { plan: Arc::new(plan), rank, world, files: files_per_rank, hash })

@@ -10,7 +10,7 @@ use super::part::{Part, ValueRef};
 use super::resolve::{Piece, Resolver};
 use super::structure::Structure;
 use super::value::shown;
-use crate::model::{Chunk, DataPlace};
+use crate::model::{Chunk, DataFile, DataPlace};
 
 /// Bytes of parts, as stored, that a manifest keeps; in memory they take some four times as much. 64 MiB are the parts
 /// of 7,000 ranks with a thousand tensors each.
@@ -57,6 +57,12 @@ impl LoadedPart {
 
     pub(crate) fn part(&self) -> &Part {
         &self.part
+    }
+
+    /// One of its files, by the number that chunks call it.
+    pub(crate) fn file(&self, number: u32) -> Option<DataFile> {
+        let file = self.part.files().get(number.checked_sub(self.first_file)? as usize)?;
+        Some(DataFile { name: file.name.clone(), bytes: Some(file.bytes) })
     }
 
     /// Appends the chunks of a value that share elements with a region, or all that have any.

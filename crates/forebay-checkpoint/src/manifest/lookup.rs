@@ -1,5 +1,6 @@
 //! The reader's ways from a name to the parts that hold it.
 
+use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 use forebay_engine::{RangeSource, read_exact_at};
@@ -80,7 +81,7 @@ impl Manifest {
         Ok(ranks)
     }
 
-    fn shard_holders(
+    pub(super) fn shard_holders(
         &self,
         tensor: &Tensor,
         wanted: Option<&Region>,
@@ -105,7 +106,7 @@ impl Manifest {
     }
 
     /// Tensors of one layout and shape share the tiling.
-    fn tiling(&self, layout: u32, shape: &[u64]) -> Result<Arc<Tiling>> {
+    pub(super) fn tiling(&self, layout: u32, shape: &[u64]) -> Result<Arc<Tiling>> {
         let mut tilings = self.tilings.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (layout, shape.to_vec());
         if let Some(tiling) = tilings.get(&key) {
@@ -116,7 +117,7 @@ impl Manifest {
         Ok(tiling)
     }
 
-    fn list(&self, list: &ListPlace) -> Result<Vec<u8>> {
+    pub(super) fn list(&self, list: &ListPlace) -> Result<Vec<u8>> {
         // The lists add up to the section, which lies inside of the source.
         let start = self.header.section(Id::Holders).bytes.start + list.offset;
         let bytes = read(&*self.source, start, list.bytes)?;
@@ -131,31 +132,53 @@ impl Manifest {
     }
 
     pub(super) fn part(&self, rank: u32) -> Result<Arc<LoadedPart>> {
-        let known = self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(rank);
-        if let Some(part) = known {
-            return Ok(part);
+        match self.kept(rank) {
+            Some(part) => Ok(part),
+            None => Ok(self.keep(rank, self.load(rank)?)),
         }
-        let part = Arc::new(self.load(rank)?);
+    }
+
+    /// A part that was read before and is still there.
+    pub(super) fn kept(&self, rank: u32) -> Option<Arc<LoadedPart>> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner).get(rank)
+    }
+
+    pub(super) fn keep(&self, rank: u32, part: LoadedPart) -> Arc<LoadedPart> {
+        let part = Arc::new(part);
         let bytes = self.parts.get(rank as usize).map_or(0, |entry| entry.bytes);
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         cache.put(rank, bytes, Arc::clone(&part));
-        Ok(part)
+        part
     }
 
     pub(super) fn load(&self, rank: u32) -> Result<LoadedPart> {
+        let place = self.part_place(rank)?;
+        let bytes = read(&*self.source, place.start, place.end - place.start)?;
+        self.decode_part(rank, &bytes)
+    }
+
+    /// Where the part of a rank is in the manifest.
+    pub(super) fn part_place(&self, rank: u32) -> Result<Range<u64>> {
         let Some(entry) = self.parts.get(rank as usize) else {
             let what = format!("rank {rank} of {} ranks", self.parts.len());
             return Err(Error::new(Code::InvalidMetadata, what).at(&self.name));
         };
+        // The parts add up to the section, which lies inside of the source.
         let start = self.header.section(Id::Parts).bytes.start + entry.offset;
+        Ok(start..start + entry.bytes)
+    }
+
+    /// Checks the bytes of a rank's part against the index, which the seal covers, and takes them in.
+    pub(super) fn decode_part(&self, rank: u32, bytes: &[u8]) -> Result<LoadedPart> {
+        let start = self.part_place(rank)?.start;
         let place = format!("{}, part of rank {rank} at byte {start}", self.name);
-        let bytes = read(&*self.source, start, entry.bytes)?;
-        let digest: [u8; 32] = Sha256::digest(&bytes).into();
+        let entry = self.parts.get(rank as usize).ok_or_else(|| self.bad("no such rank"))?;
+        let digest: [u8; 32] = Sha256::digest(bytes).into();
         if digest != entry.digest {
             let what = "a rank's part does not have its hash";
             return Err(Error::new(Code::Checksum, what).at(place));
         }
-        let part = Part::decode(&bytes, &place)?;
+        let part = Part::decode(bytes, &place)?;
         self.check_part(&part, rank, entry).map_err(|error| error.at(&place))?;
         // All files of all parts are fewer than 2^32.
         LoadedPart::new(part, entry.first_file as u32, &self.table, &self.shared, &place)

@@ -36,6 +36,7 @@
 //! index. What may change with a version is said in `version`; how far anything may go, in `limits`.
 
 mod build;
+mod find;
 mod gather;
 mod grid;
 mod head;
@@ -61,6 +62,7 @@ mod version;
 mod wire;
 
 pub use build::{Builder, Head};
+pub use find::Found;
 pub use grid::Layout;
 pub use info::Info;
 pub use memory::MemorySource;

@@ -1,4 +1,9 @@
 //! The reader: opens a manifest and reads of it only what is asked for.
+//!
+//! Whatever is read is vouched for by the seal in `.metadata`. It is the SHA-256 of everything up to the index, which is
+//! read and hashed as a whole when the manifest is opened. The index has the SHA-256 of each rank's part, which is
+//! compared when the part is read. The lists of holders have a CRC-32 in the table: they say only where to look, and
+//! [`Manifest::find`] sees to it that what was found is all of what was wanted.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -24,8 +29,9 @@ use super::value::{Named, Value, shown};
 use super::wire::Take;
 use crate::model::{Chunk, DataFile, Entry, Kind};
 
-/// Bytes that are read first: most manifests of small jobs are no longer.
-const FIRST_READ_BYTES: u64 = 64 << 10;
+/// Bytes that are read first: any header, and all that a small job's manifest has before its parts. Of a large one the
+/// rest is read by what the header says of it, to the byte.
+const FIRST_READ_BYTES: u64 = 4 << 10;
 
 /// The tilings of tensors by layout and shape.
 pub(super) type Tilings = HashMap<(u32, Vec<u64>), Arc<Tiling>>;
@@ -209,13 +215,8 @@ impl Manifest {
     pub fn file(&self, number: u32) -> Result<DataFile> {
         let after = self.parts.partition_point(|part| part.first_file <= u64::from(number));
         let rank = after.saturating_sub(1);
-        let first = self.parts.get(rank).map_or(0, |part| part.first_file);
-        let part = self.part(rank as u32)?;
-        let at = u64::from(number).checked_sub(first).and_then(|at| usize::try_from(at).ok());
-        match at.and_then(|at| part.part().files().get(at)) {
-            Some(file) => Ok(DataFile { name: file.name.clone(), bytes: Some(file.bytes) }),
-            None => Err(Error::new(Code::Usage, format!("no file {number}")).at(&self.name)),
-        }
+        let file = self.part(rank as u32)?.file(number);
+        file.ok_or_else(|| Error::new(Code::Usage, format!("no file {number}")).at(&self.name))
     }
 
     /// All files, in the order of their numbers. Reads all parts.

@@ -51,6 +51,28 @@ impl Structure {
         Self::from_parts(numbers.meshes, numbers.layouts, values)
     }
 
+    /// The same from what a framework says of its tensors, which need not be so: a value whose layout cannot be, on its
+    /// mesh or for its shape, is taken without one, and ranks name its regions. The same lists give the same structure.
+    ///
+    /// Errors: as [`new`](Self::new), but for layouts.
+    pub fn from_claims(
+        meshes: Vec<Arc<Mesh>>,
+        layouts: Vec<Layout>,
+        mut values: Vec<Named>,
+    ) -> Result<Self> {
+        let grid_of = |layout: &Layout| Grid::new(meshes.get(layout.mesh as usize)?, layout).ok();
+        let grids: Vec<Option<Grid>> = layouts.iter().map(grid_of).collect();
+        for named in &mut values {
+            if let Value::Tensor(tensor) = &mut named.value {
+                tensor.layout = tensor.layout.filter(|&layout| {
+                    let grid = grids.get(layout as usize).and_then(Option::as_ref);
+                    grid.is_some_and(|grid| grid.check_shape(&tensor.shape).is_ok())
+                });
+            }
+        }
+        Self::new(meshes, layouts, values)
+    }
+
     /// Takes lists as they are, and checks them.
     pub(crate) fn from_parts(
         meshes: Vec<Arc<Mesh>>,
@@ -234,6 +256,31 @@ mod tests {
         let hash = structure(values).unwrap().hash();
         let text = forebay_format::hex(&hash);
         assert_eq!(text, "54646233f6d320ebd4cb905877fcea3427c5e7543b09c6d1e52013cba341b22a");
+    }
+
+    #[test]
+    fn claims_that_cannot_be_leave_a_value_without_a_layout() {
+        let mesh = Arc::new(Mesh::new(vec![4]).unwrap());
+        let on =
+            |mesh, placement| Layout { mesh, placements: vec![placement], right_to_left: true };
+        let strided = |split_factor| Placement::StridedShard { dim: 0, split_factor };
+        let layouts = vec![
+            on(0, Placement::Shard(0)),
+            on(0, Placement::Shard(1)),
+            on(0, strided(3)),
+            on(7, Placement::Shard(0)),
+        ];
+        let tensor = |name: &str, layout| Named::tensor(name, Dtype::F32, &[8]).with_layout(layout);
+        let values = ["a", "b", "c", "d", "e"].into_iter().zip(0..);
+        let values = values.map(|(name, layout)| tensor(name, layout)).collect();
+        let structure = Structure::from_claims(vec![mesh], layouts, values).unwrap();
+        let kept = structure.values().iter().map(|named| match &named.value {
+            Value::Tensor(tensor) => tensor.layout,
+            _ => None,
+        });
+        assert_eq!(kept.collect::<Vec<_>>(), [Some(0), None, None, None, None]);
+        assert_eq!((structure.meshes().len(), structure.layouts().len()), (1, 1));
+        assert_eq!(structure.boxes_of(1, 0).unwrap(), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod dcp;
 mod files;
 mod hf;
 mod item;
-mod ours;
+pub(crate) mod ours;
 mod verify;
 mod verify_ours;
 
@@ -149,9 +149,14 @@ impl Checkpoint {
 
     /// The entry of that name.
     pub fn get(&self, name: &str) -> Option<&Entry> {
+        self.entries.get(self.number(name)?)
+    }
+
+    /// The place of the entry of that name.
+    pub(crate) fn number(&self, name: &str) -> Option<usize> {
         let key = |at: &u32| self.entries.get(*at as usize).map(|entry| entry.name.as_str());
         let place = self.by_name.binary_search_by(|at| key(at).cmp(&Some(name))).ok()?;
-        self.entries.get(*self.by_name.get(place)? as usize)
+        self.by_name.get(place).map(|&at| at as usize)
     }
 
     /// An error about an entry: names the file, or the folder, and the entry.

@@ -3,7 +3,10 @@
 //! `.metadata` is looked at for the one line that names the manifest ([`Seal`]); its tables are not read. Where the
 //! manifest is gone the checkpoint is still one of torch's, and is opened as such, with a warning: its bytes then
 //! have only the checksums of their archives.
+//!
+//! [`open`] reads all of the manifest, for listings and exports. A restore asks for what it wants ([`some_of`]).
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,6 +17,7 @@ use forebay_format::{OpenFile, shown};
 use super::files::Listing;
 use super::{Checkpoint, Concern, Origin, Warning};
 use crate::manifest::Manifest;
+use crate::model::{Chunk, DataFile, Entry, Kind};
 use crate::save::Seal;
 
 /// Opens it, if it is one of ours.
@@ -42,6 +46,57 @@ pub(super) fn open(folder: &Path, listing: &Listing) -> Result<Option<Checkpoint
     let mut checkpoint = Checkpoint::new(origin, entries, files, folder, warnings)?;
     checkpoint.file_crcs = crcs;
     Ok(Some(checkpoint))
+}
+
+/// A checkpoint of a few regions and objects of ours: of its entries it has the chunks that were found, and of its files
+/// those that they are in. Other files are not asked for.
+pub(crate) fn some_of(
+    manifest: &Manifest,
+    folder: &Path,
+    mut entries: Vec<Entry>,
+    files: BTreeMap<u32, DataFile>,
+) -> Result<Checkpoint> {
+    let numbers: BTreeMap<u32, u32> = files.keys().copied().zip(0..).collect();
+    let renumber = |chunk: &mut Chunk| match numbers.get(&chunk.file) {
+        Some(&number) => {
+            chunk.file = number;
+            Ok(())
+        }
+        None => Err(Error::new(Code::Internal, "a chunk without its file")),
+    };
+    for entry in &mut entries {
+        match &mut entry.kind {
+            Kind::Tensor { chunks, .. } => chunks.iter_mut().try_for_each(renumber)?,
+            Kind::Object { chunk } => renumber(chunk)?,
+        }
+    }
+    let origin = Origin::Forebay(Box::new(manifest.info().clone()));
+    Checkpoint::new(origin, entries, files.into_values().collect(), folder, Vec::new())
+}
+
+/// What a look at the folder's names tells of a checkpoint of ours. Which data files belong to it is known by the
+/// attempt in their names, so that no part is read for it.
+pub(crate) fn warnings(folder: &Path, manifest: &Manifest) -> Result<Vec<Warning>> {
+    let listing = super::files::list(folder)?;
+    let own = format!("{}_", manifest.info().attempt);
+    let names = listing.distcp.iter().filter(|name| name.starts_with(&own)).cloned();
+    let names: Vec<String> = names.collect();
+    let mut warnings: Vec<Warning> = super::dcp::leftovers(&listing).collect();
+    warnings.extend(super::dcp::stale_files(folder, &listing, &names));
+    Ok(warnings)
+}
+
+/// The manifest of a checkpoint of ours; `None` where the folder's is somebody else's, or its manifest is gone.
+pub(crate) fn find_manifest(folder: &Path) -> Result<Option<Manifest>> {
+    let seal = match seal(folder) {
+        Err(error) if error.code() == Code::NotFound => return Ok(None),
+        seal => seal?,
+    };
+    let Some(seal) = seal else { return Ok(None) };
+    match manifest(folder, &seal) {
+        Err(error) if error.code() == Code::NotFound => Ok(None),
+        manifest => manifest.map(Some),
+    }
 }
 
 /// What `.metadata` says of us; `None` where it is stock's.

@@ -4,6 +4,13 @@
 //! finds the chunks that they share elements with; what comes out is a model of just those, from which the engine
 //! loads. Of our own checkpoints every block that is read is compared with its checksum before its bytes reach their
 //! target.
+//!
+//! Of our own, opening reads the manifest as far as its index, and selecting the parts of those ranks that saved what is
+//! wanted ([`ours`]): a rank that restores its shard of a job of thousands reads a fraction of a per cent. Others have
+//! one list of everything, which is read when they are opened ([`listed`]).
+
+mod listed;
+mod ours;
 
 use std::path::Path;
 
@@ -11,17 +18,37 @@ use forebay_engine::{Plan, Selection, Wanted};
 use forebay_error::{Code, Error, Result};
 use forebay_format::Model;
 use forebay_format::crc::crc32;
-use forebay_tensor::Region;
+use forebay_tensor::{Dtype, Region};
 
-use crate::model::{BLOCK_BYTES, Chunk, Entry, Kind};
+use crate::manifest::Manifest;
+use crate::model::{BLOCK_BYTES, Chunk, Entry, Kind, PathStep};
 use crate::open::{Checkpoint, Origin};
+use listed::Listed;
+use ours::Ours;
 
 /// Most bytes of an object or side file that are read into memory.
 const OBJECT_BYTES_MAX: u64 = 4 << 30;
 
+/// A named value of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Its flat name.
+    pub name: String,
+    /// The way to it in the nested state; empty where that is not known.
+    pub path: Vec<PathStep>,
+    /// Dtype and sides of a tensor; `None` of an object.
+    pub tensor: Option<(Dtype, Vec<u64>)>,
+}
+
 /// An open checkpoint.
 pub struct Reader {
-    checkpoint: Checkpoint,
+    found: Found,
+    origin: Origin,
+}
+
+enum Found {
+    Ours(Box<Ours>),
+    Listed(Box<Listed>),
 }
 
 /// Regions that were found.
@@ -34,40 +61,72 @@ pub struct Selected {
 impl Reader {
     /// Opens the checkpoint in a folder. Errors: those of [`Checkpoint::open`].
     pub fn open(folder: &Path) -> Result<Self> {
-        Ok(Self { checkpoint: Checkpoint::open(folder)? })
+        match crate::open::ours::find_manifest(folder)? {
+            Some(manifest) => Self::of_manifest(folder, manifest),
+            None => {
+                let checkpoint = Checkpoint::open(folder)?;
+                let origin = checkpoint.origin.clone();
+                Ok(Self { found: Found::Listed(Box::new(Listed::new(checkpoint))), origin })
+            }
+        }
+    }
+
+    /// A checkpoint of ours whose manifest is open already. Errors: those of listing the folder; `invalid_metadata` for
+    /// another name of nothing.
+    pub fn of_manifest(folder: &Path, manifest: Manifest) -> Result<Self> {
+        let origin = Origin::Forebay(Box::new(manifest.info().clone()));
+        Ok(Self { found: Found::Ours(Box::new(Ours::new(folder, manifest)?)), origin })
     }
 
     /// Everything that it holds, in the order of its metadata.
-    pub fn entries(&self) -> &[Entry] {
-        &self.checkpoint.entries
+    pub fn items(&self) -> &[Item] {
+        match &self.found {
+            Found::Ours(ours) => &ours.items,
+            Found::Listed(listed) => &listed.items,
+        }
+    }
+
+    /// One of them, by name. Errors: `no_such_tensor`.
+    pub fn item(&self, name: &str) -> Result<&Item> {
+        match &self.found {
+            Found::Ours(ours) => ours.item(name),
+            Found::Listed(listed) => listed.item(name),
+        }
     }
 
     /// Who wrote it.
     pub fn origin(&self) -> &Origin {
-        &self.checkpoint.origin
+        &self.origin
     }
 
     /// What was accepted but is worth telling.
-    pub fn warnings(&self) -> Vec<String> {
-        self.checkpoint.warnings.iter().map(|warning| warning.text.clone()).collect()
+    pub fn warnings(&self) -> &[String] {
+        match &self.found {
+            Found::Ours(ours) => &ours.warnings,
+            Found::Listed(listed) => &listed.warnings,
+        }
     }
 
-    /// An entry. Errors: `no_such_tensor`.
-    pub fn entry(&self, name: &str) -> Result<&Entry> {
-        self.checkpoint.get(name).ok_or_else(|| {
-            let what = format!("the checkpoint has no {name:?}");
-            Error::new(Code::NoSuchTensor, what).at(self.checkpoint.folder().display())
-        })
+    /// The regions in which a tensor is stored, as far as they have elements; none of an object. Errors:
+    /// `no_such_tensor`.
+    pub fn regions(&self, name: &str) -> Result<Vec<Region>> {
+        match &self.found {
+            Found::Ours(ours) => ours.regions(name),
+            Found::Listed(listed) => listed.regions(name),
+        }
     }
 
-    /// Finds regions: `(number of the entry, region)`.
+    /// Finds regions: `(number of the item, region)`.
     ///
-    /// Errors: those of [`Checkpoint::model_for`].
+    /// Errors: those of [`Checkpoint::model_for`]; of ours those of [`Manifest::find`].
     pub fn select(&self, wants: &[(usize, Region)]) -> Result<Selected> {
-        let model = self.checkpoint.model_for(wants)?;
+        let model = match &self.found {
+            Found::Ours(ours) => ours.model_for(wants)?,
+            Found::Listed(listed) => listed.checkpoint.model_for(wants)?,
+        };
         let mut wanted = Vec::with_capacity(wants.len());
-        for (number, (entry, region)) in wants.iter().enumerate() {
-            let name = self.entries().get(*entry).map(|entry| entry.name.as_str());
+        for (number, (item, region)) in wants.iter().enumerate() {
+            let name = self.items().get(*item).map(|item| item.name.as_str());
             let tensor = name.and_then(|name| model.catalog.find(name)).ok_or_else(|| {
                 Error::new(Code::Internal, "a tensor that was selected is not in the model")
             })?;
@@ -76,72 +135,71 @@ impl Reader {
         Ok(Selected { model, wanted })
     }
 
-    /// Names of the files that were committed with the step.
-    pub fn side_files(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.side().map(|(name, _)| name.to_owned()).collect();
-        names.sort();
-        names.dedup();
-        names
+    /// Names of the files that were committed with the step. Reads all of the manifest.
+    ///
+    /// Errors: those of reading the manifest's parts.
+    pub fn side_files(&self) -> Result<Vec<String>> {
+        match &self.found {
+            Found::Ours(ours) => ours.side_files(),
+            Found::Listed(_) => Ok(Vec::new()),
+        }
     }
 
     /// A file that was committed with the step; of several ranks' the first. Errors: `not_found`; `checksum`.
     pub fn side_file(&self, name: &str) -> Result<Vec<u8>> {
-        let found = self.side().find(|(own, _)| *own == name);
-        let (_, number) = found.ok_or_else(|| {
-            let what = format!("no file {name:?} was committed with the step");
-            Error::new(Code::NotFound, what).at(self.checkpoint.folder().display())
-        })?;
-        let file = self.checkpoint.open_file(number)?;
-        let mut bytes = buffer(file.size())?;
-        file.read_exact_at(&mut bytes, 0)?;
-        match self.checkpoint.file_crcs.get(number as usize).copied().flatten() {
-            Some(crc) if crc != crc32(&bytes) => Err(wrong(file.path.display())),
-            _ => Ok(bytes),
+        match &self.found {
+            Found::Ours(ours) => ours.side_file(name),
+            Found::Listed(listed) => Err(no_side_file(name, listed.checkpoint.folder())),
         }
-    }
-
-    fn side(&self) -> impl Iterator<Item = (&str, u32)> {
-        let files = (0_u32..).zip(&self.checkpoint.files);
-        files.filter_map(|(number, file)| {
-            let mut words = file.name.splitn(3, '_');
-            let (_, _, name) = (words.next()?, words.next()?, words.next()?);
-            let data = name.strip_suffix(".distcp").is_some_and(|n| n.parse::<u32>().is_ok());
-            let ours = matches!(self.checkpoint.origin, Origin::Forebay(_));
-            (ours && !data).then_some((name, number))
-        })
     }
 
     /// The bytes of an object's item, as `torch.save` makes it. Errors: `no_such_tensor`, `checksum`, `unsupported`.
     pub fn object_bytes(&self, name: &str) -> Result<Vec<u8>> {
-        let entry = self.entry(name)?;
-        let Kind::Object { chunk } = &entry.kind else {
-            return Err(Error::new(Code::Usage, format!("{name:?} is a tensor")));
-        };
-        self.checkpoint.verify_item(entry, chunk)?;
-        self.read_item(chunk)
-    }
-
-    fn read_item(&self, chunk: &Chunk) -> Result<Vec<u8>> {
-        if !chunk.transforms.is_empty() {
-            let what = "a compressed object is read as plain data alone";
-            return Err(Error::new(Code::Unsupported, what));
-        }
-        let file = self.checkpoint.open_file(chunk.file)?;
-        let mut bytes = buffer(chunk.length)?;
-        file.read_exact_at(&mut bytes, chunk.offset)?;
-        let crcs = chunk.data.as_ref().map(|place| place.crcs.as_slice()).unwrap_or_default();
-        let right = crcs.iter().zip(bytes.chunks(BLOCK_BYTES as usize));
-        match right.into_iter().all(|(&crc, block)| crc32(block) == crc) {
-            true => Ok(bytes),
-            false => Err(wrong(file.path.display())),
-        }
+        self.with_object(name, |checkpoint, entry| {
+            let Kind::Object { chunk } = &entry.kind else {
+                return Err(Error::new(Code::Usage, format!("{name:?} is a tensor")));
+            };
+            checkpoint.verify_item(entry, chunk)?;
+            read_item(checkpoint, chunk)
+        })
     }
 
     /// An object that is plain data, as JSON. Errors: as [`Self::object_bytes`]; `forbidden_global` or `unsupported`
     /// for one that is not.
     pub fn object_json(&self, name: &str) -> Result<String> {
-        let object = self.checkpoint.read_object(self.entry(name)?)?;
-        object.json().map(str::to_owned)
+        self.with_object(name, |checkpoint, entry| {
+            checkpoint.read_object(entry)?.json().map(str::to_owned)
+        })
+    }
+
+    fn with_object<T>(
+        &self,
+        name: &str,
+        read: impl FnOnce(&Checkpoint, &Entry) -> Result<T>,
+    ) -> Result<T> {
+        match &self.found {
+            Found::Ours(ours) => {
+                let checkpoint = ours.object(name)?;
+                read(&checkpoint, checkpoint.get(name).ok_or_else(|| ours.no_such(name))?)
+            }
+            Found::Listed(listed) => read(&listed.checkpoint, listed.entry(name)?),
+        }
+    }
+}
+
+fn read_item(checkpoint: &Checkpoint, chunk: &Chunk) -> Result<Vec<u8>> {
+    if !chunk.transforms.is_empty() {
+        let what = "a compressed object is read as plain data alone";
+        return Err(Error::new(Code::Unsupported, what));
+    }
+    let file = checkpoint.open_file(chunk.file)?;
+    let mut bytes = buffer(chunk.length)?;
+    file.read_exact_at(&mut bytes, chunk.offset)?;
+    let crcs = chunk.data.as_ref().map(|place| place.crcs.as_slice()).unwrap_or_default();
+    let right = crcs.iter().zip(bytes.chunks(BLOCK_BYTES as usize));
+    match right.into_iter().all(|(&crc, block)| crc32(block) == crc) {
+        true => Ok(bytes),
+        false => Err(wrong(file.path.display())),
     }
 }
 
@@ -160,6 +218,16 @@ impl Selected {
         let (_, plan) = Selection::new(catalog, wanted)?.plan(piece_bytes)?;
         Ok((order, plan))
     }
+}
+
+fn no_such(name: &str, folder: &Path) -> Error {
+    let what = format!("the checkpoint has no {name:?}");
+    Error::new(Code::NoSuchTensor, what).at(folder.display())
+}
+
+fn no_side_file(name: &str, folder: &Path) -> Error {
+    let what = format!("no file {name:?} was committed with the step");
+    Error::new(Code::NotFound, what).at(folder.display())
 }
 
 fn buffer(len: u64) -> Result<Vec<u8>> {

@@ -25,11 +25,17 @@ pub struct Facts {
     pub paths: HashMap<String, Vec<PathStep>>,
 }
 
-/// Makes manifest and `.metadata` from parts, in the order of ranks.
+/// Makes manifest and `.metadata` from parts, in the order of ranks. `structure` is what the ranks agreed on, to which
+/// the parts refer ([`SavePlan::structure`](super::SavePlan::structure)): every rank has it, so any of them can commit.
 ///
 /// Errors: those of [`Builder`]; `unsupported` for a dtype that torch does not have.
-pub fn assemble(facts: &Facts, parts: &[Vec<u8>], manifest_name: String) -> Result<Assembled> {
-    let mut builder = Builder::new(facts.info.clone(), Arc::new(Structure::default()));
+pub fn assemble(
+    facts: &Facts,
+    structure: &Arc<Structure>,
+    parts: &[Vec<u8>],
+    manifest_name: String,
+) -> Result<Assembled> {
+    let mut builder = Builder::new(facts.info.clone(), Arc::clone(structure));
     for part in parts {
         builder.add_part(part)?;
     }

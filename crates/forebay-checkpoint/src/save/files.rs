@@ -114,7 +114,8 @@ fn count_piece(items: &mut [Placed], item: usize) {
     }
 }
 
-fn placed(files: &[FileLayout], tensors: usize) -> Vec<Placed> {
+/// Where each item is, in the order of the specs.
+pub(super) fn placed(files: &[FileLayout], tensors: usize) -> Vec<Placed> {
     let mut items: Vec<Placed> =
         Vec::with_capacity(files.iter().map(|file| file.items.len()).sum());
     for (number, file) in files.iter().enumerate() {

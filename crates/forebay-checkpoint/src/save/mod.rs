@@ -8,7 +8,8 @@
 //! 3. A thread of its own meanwhile begins the attempt and creates the files, with room set aside. From then on staged
 //!    pieces are checksummed and written as they come, several files at a time.
 //! 4. The thread makes all files durable, contributes the rank's part, and waits for the commit, or is the one that
-//!    makes it: [`assemble`] turns the parts of all ranks into manifest and `.metadata`.
+//!    makes it: [`assemble`] turns the parts of all ranks into manifest and `.metadata`. The structure that the parts
+//!    refer to comes from the committer's own plan; ranks with another one would not be in the same attempt.
 //!
 //! A failure anywhere ends the attempt on all ranks with the same error; the step that was there before stays.
 
@@ -18,6 +19,8 @@ mod part;
 mod plan;
 mod run;
 mod seal;
+mod shared;
+mod sketch;
 mod write;
 
 pub(crate) use assemble::metadata;
@@ -27,6 +30,7 @@ pub use plan::{SaveItem, SavePlan, What};
 pub(crate) use plan::{torch_dtype, torch_shape};
 pub(crate) use seal::ATTRIBUTE;
 pub use seal::{OurMetadata, Seal};
+pub use sketch::{Sketch, sketch_part};
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,58 +1,96 @@
 //! What this rank contributes, from what it has written.
+//!
+//! Values that all ranks agreed on go in as numbers, and their regions as "the next that the layout gives", as far as
+//! [`super::shared`] found that so; all others with name and region.
 
 use forebay_error::Result;
 
-use super::plan::{SaveItem, SavePlan, What};
-use super::write::Writer;
+use super::files::Placed;
+use super::plan::{SaveItem, SavePlan, What, Written};
+use super::write::internal;
 use crate::commit::AttemptId;
-use crate::manifest::{ItemPlace, Named, Part, PartFile, Place, Value, ValueRef};
+use crate::manifest::{ItemPlace, Named, Part, PartBuilder, PartFile, Place, Value, ValueRef};
 
-/// A file of the rank: its name, bytes and, where it is known before the end, its CRC.
-pub(super) type FileName = (String, u64, Option<u32>);
+/// Whose part it is: attempt, rank, ranks of the job.
+pub(super) type Who = (AttemptId, u32, u32);
 
-/// The encoded part of a rank that has written everything.
+/// The encoded part of a rank that has written everything: `placed` has where each item is, `crcs` gives the checksums
+/// of its blocks, both by the order of [`SavePlan::written`].
 pub(super) fn encode(
     plan: &SavePlan,
-    writer: &Writer,
-    (attempt, rank, world): (AttemptId, u32, u32),
-    files: &[FileName],
-    side: &[FileName],
+    placed: &[Placed],
+    crcs: impl Fn(usize) -> Vec<u32>,
+    (attempt, rank, world): Who,
+    files: Vec<PartFile>,
 ) -> Result<Vec<u8>> {
     let mut part = Part::builder(attempt.to_string(), rank, world);
-    for (number, (name, bytes, crc)) in files.iter().chain(side).enumerate() {
-        let crc = crc.or_else(|| writer.file_crc(number));
-        part.file(PartFile { name: name.clone(), bytes: *bytes, crc });
+    if let Some(shared) = plan.shared() {
+        part.structure(shared.hash, shared.structure.values().len() as u32);
     }
-    let written = plan.tensors().map(Some).chain(plan.objects().map(Some));
-    let mut last: Option<(&str, u32)> = None;
-    for (number, item) in written.enumerate() {
-        let Some(item) = item else { continue };
-        // Regions of one tensor follow each other: the tensor is listed once.
-        let value = match last {
-            Some((name, value)) if name == item.name => value,
-            _ => part.own(named(item)),
-        };
-        last = Some((&item.name, value));
-        let Some(placed) = writer.files.items.get(number) else { continue };
-        let place = match &item.what {
-            What::Tensor { shape, region, .. } if !region.is_whole(shape) => {
-                Place::Box(region.clone())
-            }
-            _ => Place::Whole,
-        };
-        let item = ItemPlace {
-            file: placed.file as u32,
-            offset: placed.item.offset,
-            length: placed.item.len,
-            data_offset: placed.item.data_offset,
-            data_bytes: placed.item.data_bytes,
-        };
-        part.chunk(ValueRef::Own(value), place, item, &writer.crcs(number));
+    for file in files {
+        part.file(file);
     }
-    for alias in plan.aliases() {
-        part.own(named(alias));
+    let written: Vec<Written<'_>> = plan.written().collect();
+    if written.len() != placed.len() {
+        return Err(internal("items without a place"));
+    }
+    let mut number = 0;
+    // Regions of one tensor follow each other.
+    for group in written.chunk_by(|a, b| a.item.name == b.item.name) {
+        let own = placed.get(number..number + group.len()).unwrap_or_default();
+        let value = value_of(plan, &mut part, group);
+        let implied = is_implied(plan, group, own);
+        for (written, placed) in group.iter().zip(own) {
+            let place = place_of(written.item, implied);
+            part.chunk(value, place, item_place(placed), &crcs(number));
+            number += 1;
+        }
+    }
+    let alone =
+        |alias: &Written<'_>| plan.shared().is_none_or(|it| it.number(alias.place).is_none());
+    for alias in plan.aliases().filter(alone) {
+        part.own(named(alias.item));
     }
     part.finish()?.encode()
+}
+
+/// The number of a group's value, which is listed in the part where it is the rank's own.
+fn value_of(plan: &SavePlan, part: &mut PartBuilder, group: &[Written<'_>]) -> ValueRef {
+    let first = group.first();
+    let shared = plan.shared().zip(first).and_then(|(shared, first)| shared.number(first.place));
+    match (shared, first) {
+        (Some(number), _) => ValueRef::Shared(number),
+        (None, Some(first)) => ValueRef::Own(part.own(named(first.item))),
+        (None, None) => ValueRef::Own(0),
+    }
+}
+
+/// Whether the regions of a value need not be named: they are what its layout gives, and lie in the files in that order.
+fn is_implied(plan: &SavePlan, group: &[Written<'_>], placed: &[Placed]) -> bool {
+    let Some(shared) = plan.shared() else { return false };
+    let place = |placed: &Placed| (placed.file, placed.item.offset);
+    group.iter().all(|written| shared.is_implied(written.place))
+        && placed.is_sorted_by(|a, b| place(a) < place(b))
+}
+
+fn place_of(item: &SaveItem, implied: bool) -> Place {
+    match &item.what {
+        What::Tensor { shape, region, .. } if !region.is_whole(shape) => match implied {
+            true => Place::Implied,
+            false => Place::Box(region.clone()),
+        },
+        _ => Place::Whole,
+    }
+}
+
+fn item_place(placed: &Placed) -> ItemPlace {
+    ItemPlace {
+        file: placed.file as u32,
+        offset: placed.item.offset,
+        length: placed.item.len,
+        data_offset: placed.item.data_offset,
+        data_bytes: placed.item.data_bytes,
+    }
 }
 
 fn named(item: &SaveItem) -> Named {

@@ -1,9 +1,13 @@
 //! What one rank holds and writes: pure data, made once for each structure of the state.
 
+use std::sync::Arc;
+
 use forebay_error::{Code, Error, Result};
 use forebay_format::dcp::{ItemSpec, TorchDtype};
 use forebay_tensor::{Dtype, Region, byte_len};
 
+use super::shared::Shared;
+use crate::manifest::Structure;
 use crate::model::PathStep;
 
 /// What an item is.
@@ -52,6 +56,14 @@ pub struct SavePlan {
     aliases: Vec<usize>,
     specs: Vec<ItemSpec>,
     bytes: u64,
+    shared: Option<Shared>,
+}
+
+/// An item that is written, with its place among all of the plan.
+#[derive(Clone, Copy)]
+pub(super) struct Written<'a> {
+    pub(super) place: usize,
+    pub(super) item: &'a SaveItem,
 }
 
 impl SavePlan {
@@ -75,7 +87,30 @@ impl SavePlan {
                 What::Alias { .. } => aliases.push(place),
             }
         }
-        Ok(Self { items, tensors, objects, aliases, specs, bytes })
+        Ok(Self { items, tensors, objects, aliases, specs, bytes, shared: None })
+    }
+
+    /// The same as a part of what all ranks agreed on: its part of the manifest refers to values by their numbers in
+    /// the structure, and leaves out regions that follow from a layout and the rank. Each such region is compared with
+    /// what the layout gives; where they differ, it is named.
+    ///
+    /// Errors: `structure_mismatch` for an item that is something else in the structure; it names the item.
+    pub fn with_structure(mut self, structure: Arc<Structure>, rank: u32) -> Result<Self> {
+        let agreed = !structure.values().is_empty();
+        self.shared = match agreed {
+            true => Some(Shared::new(&self.items, structure, rank)?),
+            false => None,
+        };
+        Ok(self)
+    }
+
+    /// What all ranks agreed on; empty where they did not.
+    pub fn structure(&self) -> Arc<Structure> {
+        self.shared.as_ref().map(|shared| shared.structure.clone()).unwrap_or_default()
+    }
+
+    pub(super) fn shared(&self) -> Option<&Shared> {
+        self.shared.as_ref()
     }
 
     /// Everything the rank holds.
@@ -98,23 +133,16 @@ impl SavePlan {
         self.bytes
     }
 
-    /// Tensor regions that are written, in order.
-    pub(crate) fn tensors(&self) -> impl ExactSizeIterator<Item = &SaveItem> {
-        self.tensors
-            .iter()
-            .filter_map(|&place| self.items.get(place))
-            .collect::<Vec<_>>()
-            .into_iter()
-    }
-
-    /// Objects that are written, in order.
-    pub(crate) fn objects(&self) -> impl Iterator<Item = &SaveItem> {
-        self.objects.iter().filter_map(|&place| self.items.get(place))
+    /// What files hold, in their order: tensor regions that are written, then objects.
+    pub(super) fn written(&self) -> impl Iterator<Item = Written<'_>> {
+        let places = self.tensors.iter().chain(&self.objects);
+        places.filter_map(|&place| Some(Written { place, item: self.items.get(place)? }))
     }
 
     /// Other names that are written down.
-    pub(crate) fn aliases(&self) -> impl Iterator<Item = &SaveItem> {
-        self.aliases.iter().filter_map(|&place| self.items.get(place))
+    pub(super) fn aliases(&self) -> impl Iterator<Item = Written<'_>> {
+        let places = self.aliases.iter();
+        places.filter_map(|&place| Some(Written { place, item: self.items.get(place)? }))
     }
 
     /// What the files hold: the tensor regions, then objects of these lengths.

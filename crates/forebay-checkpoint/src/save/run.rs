@@ -11,10 +11,11 @@ use forebay_error::{Code, Error, Result};
 use forebay_format::crc::crc32;
 
 use super::assemble::{Facts, assemble};
-use super::part::{self, FileName};
+use super::part;
 use super::write::{OpenFiles, Writer, internal, lock};
 use super::{Commit, Job, Outcome, Request, SideFile};
 use crate::commit::{Attempt, Gathered, data_file};
+use crate::manifest::PartFile;
 
 /// How often the thread shows that it lives while data is written; also how often it looks whether another rank failed.
 const BEAT: Duration = Duration::from_millis(500);
@@ -82,8 +83,9 @@ fn with_protocol(
     }
     let durable = job.started.elapsed();
     let facts = facts(request);
+    let structure = request.plan.structure();
     let committed = attempt.wait_or_commit(&mut |gathered: Gathered| {
-        assemble(&facts, &gathered.parts, gathered.manifest_name)
+        assemble(&facts, &structure, &gathered.parts, gathered.manifest_name)
     })?;
     Ok(Outcome {
         durable: committed.durable,
@@ -119,15 +121,21 @@ fn write(
     release(kept);
     wait(job, attempt, |time| job.staging.wait_done(time))?;
     seal(writer, attempt)?;
-    let spec = &request.spec;
-    part::encode(&request.plan, writer, (spec.attempt, spec.rank, spec.world), &names, &side)
+    let named = names.into_iter().zip(0..).map(|((name, bytes), number)| {
+        let crc = writer.file_crc(number);
+        PartFile { name, bytes, crc }
+    });
+    let files = named.chain(side).collect();
+    let (spec, placed) = (&request.spec, &writer.files.items);
+    let who = (spec.attempt, spec.rank, spec.world);
+    part::encode(&request.plan, placed, |number| writer.crcs(number), who, files)
 }
 
 fn create(
     request: &Request,
     writer: &Writer,
     attempt: Option<&Attempt>,
-) -> Result<(Vec<FileName>, OpenFiles)> {
+) -> Result<(Vec<(String, u64)>, OpenFiles)> {
     let (mut names, mut open) = (Vec::new(), Vec::new());
     for (number, file) in (0_u32..).zip(&writer.files.files) {
         let (name, object) = match attempt {
@@ -139,14 +147,14 @@ fn create(
                 (name, request.root.store.create_data(&key, file.len)?)
             }
         };
-        names.push((name, file.len, None));
+        names.push((name, file.len));
         open.push(object);
     }
     Ok((names, open))
 }
 
-fn side_files(request: &Request, attempt: Option<&Attempt>) -> Result<Vec<FileName>> {
-    let mut names = Vec::new();
+fn side_files(request: &Request, attempt: Option<&Attempt>) -> Result<Vec<PartFile>> {
+    let mut files = Vec::new();
     for SideFile { name, bytes } in &request.side_files {
         let Some(attempt) = attempt else {
             return Err(Error::new(Code::Unsupported, "side files need a commit of ours").at(name));
@@ -154,9 +162,10 @@ fn side_files(request: &Request, attempt: Option<&Attempt>) -> Result<Vec<FileNa
         let (stored, object) = attempt.side_file(name, bytes.len() as u64)?;
         write_all_at(object.sink(), bytes, 0)?;
         object.seal()?;
-        names.push((stored, bytes.len() as u64, Some(crc32(bytes))));
+        let crc = Some(crc32(bytes));
+        files.push(PartFile { name: stored, bytes: bytes.len() as u64, crc });
     }
-    Ok(names)
+    Ok(files)
 }
 
 /// Waits for the data, alive, and not longer than the other ranks do.

@@ -95,7 +95,7 @@ pub(super) fn run(args: &StepArgs, console: &Console) -> Result<Outcome> {
     let step = place::step(&args.path, args.step)?;
     let checkpoint = Checkpoint::open(&step.folder)?;
     let side_files = match checkpoint.origin {
-        Origin::Forebay(_) => Reader::open(&step.folder)?.side_files(),
+        Origin::Forebay(_) => Reader::open(&step.folder)?.side_files()?,
         _ => Vec::new(),
     };
     let warnings = checkpoint.warnings.iter().map(|warning| warning.text.clone());

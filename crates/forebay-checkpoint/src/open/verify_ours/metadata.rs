@@ -13,21 +13,10 @@ use forebay_tensor::ShowShape;
 
 use super::{Fault, Ours, Verified};
 use crate::commit::METADATA;
-use crate::manifest::{Manifest, Value};
+use crate::manifest::Manifest;
 use crate::model::{Entry, Kind, PathStep};
 use crate::open::Concern;
 use crate::save::{Facts, Seal};
-
-/// Whether a value is an object, be it under another name.
-pub(super) fn is_object(manifest: &Manifest, value: &Value) -> bool {
-    match value {
-        Value::Tensor(_) => false,
-        Value::Object => true,
-        Value::Alias { of } => {
-            manifest.value(of).is_some_and(|named| matches!(named.value, Value::Object))
-        }
-    }
-}
 
 /// Notes what is wrong with `.metadata`.
 pub(super) fn compare(own: &Ours<'_>, manifest: &Manifest, found: &mut Verified) {

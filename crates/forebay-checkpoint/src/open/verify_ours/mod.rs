@@ -160,7 +160,7 @@ fn ours(own: &Ours<'_>, progress: &impl Progress, found: &mut Verified) -> Resul
     };
     found.origin = Some(Origin::Forebay(Box::new(manifest.info().clone())));
     for named in manifest.table().values() {
-        match metadata::is_object(&manifest, &named.value) {
+        match manifest.is_object(&named.value) {
             true => found.values.1 += 1,
             false => found.values.0 += 1,
         }

@@ -1,0 +1,154 @@
+//! Checkpoints of our own: names come from the head of the manifest, places from the parts that are needed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use forebay_error::{Code, Error, Result};
+use forebay_format::Model;
+use forebay_format::crc::crc32;
+use forebay_tensor::Region;
+
+use super::{Item, buffer, no_side_file, no_such, wrong};
+use crate::manifest::Manifest;
+use crate::model::{Chunk, DataFile, Entry, Kind};
+use crate::open::{Checkpoint, ours};
+
+/// An open manifest and the folder that it is about.
+pub(super) struct Ours {
+    folder: PathBuf,
+    manifest: Manifest,
+    /// By the numbers of the manifest's table.
+    pub(super) items: Vec<Item>,
+    pub(super) warnings: Vec<String>,
+}
+
+impl Ours {
+    pub(super) fn new(folder: &Path, manifest: Manifest) -> Result<Self> {
+        let mut items = Vec::with_capacity(manifest.table().values().len());
+        for named in manifest.table().values() {
+            let tensor = match manifest.is_object(&named.value) {
+                true => None,
+                false => {
+                    let (dtype, shape) = manifest.tensor(&named.name)?;
+                    Some((dtype, shape.to_vec()))
+                }
+            };
+            items.push(Item { name: named.name.clone(), path: named.path.clone(), tensor });
+        }
+        let warnings = ours::warnings(folder, &manifest)?;
+        let warnings = warnings.into_iter().map(|warning| warning.text).collect();
+        Ok(Self { folder: folder.to_owned(), manifest, items, warnings })
+    }
+
+    pub(super) fn no_such(&self, name: &str) -> Error {
+        no_such(name, &self.folder)
+    }
+
+    pub(super) fn item(&self, name: &str) -> Result<&Item> {
+        let number = self.manifest.table().find(name).map(|(number, _)| number as usize);
+        let item = number.and_then(|number| self.items.get(number));
+        item.ok_or_else(|| self.no_such(name))
+    }
+
+    pub(super) fn regions(&self, name: &str) -> Result<Vec<Region>> {
+        match self.item(name)?.tensor {
+            None => Ok(Vec::new()),
+            Some(_) => self.manifest.regions_of(name),
+        }
+    }
+
+    /// A model of these regions, and of nothing else.
+    pub(super) fn model_for(&self, wants: &[(usize, Region)]) -> Result<Model> {
+        let mut named = Vec::with_capacity(wants.len());
+        for (number, region) in wants {
+            let Some(item) = self.items.get(*number) else {
+                return Err(Error::new(Code::Usage, format!("there is no entry {number}")));
+            };
+            if item.tensor.is_none() {
+                let error = Error::new(Code::Usage, "is an object, no tensor");
+                return Err(error.at(self.folder.display()).within(format!("{:?}", item.name)));
+            }
+            named.push((item.name.as_str(), region));
+        }
+        let found = self.manifest.find(&named)?;
+        // Several regions of one tensor are one entry.
+        let mut places: HashMap<usize, usize> = HashMap::new();
+        let mut all: Vec<(Item, Vec<Chunk>)> = Vec::new();
+        let mut regions = Vec::with_capacity(wants.len());
+        for ((number, region), chunks) in wants.iter().zip(found.chunks) {
+            let place = *places.entry(*number).or_insert(all.len());
+            if place == all.len() {
+                all.extend(self.items.get(*number).map(|item| (item.clone(), Vec::new())));
+            }
+            if let Some((_, own)) = all.get_mut(place) {
+                own.extend(chunks);
+            }
+            regions.push((place, region.clone()));
+        }
+        let entries = all.into_iter().filter_map(|(item, chunks)| entry(item, chunks)).collect();
+        ours::some_of(&self.manifest, &self.folder, entries, found.files)?.model_for(&regions)
+    }
+
+    /// A checkpoint of one object.
+    pub(super) fn object(&self, name: &str) -> Result<Checkpoint> {
+        let item = self.item(name)?;
+        let entry = match &item.tensor {
+            // Whoever asks says what is wrong.
+            Some((dtype, shape)) => {
+                let kind = Kind::Tensor { dtype: *dtype, shape: shape.clone(), chunks: Vec::new() };
+                Entry { name: item.name.clone(), path: item.path.clone(), kind }
+            }
+            None => self.manifest.entry(name)?,
+        };
+        let mut files = BTreeMap::new();
+        for chunk in entry.chunks() {
+            files.insert(chunk.file, self.manifest.file(chunk.file)?);
+        }
+        ours::some_of(&self.manifest, &self.folder, vec![entry], files)
+    }
+
+    pub(super) fn side_files(&self) -> Result<Vec<String>> {
+        let files = self.manifest.files()?;
+        let names = files.iter().filter_map(|file| side_name(&file.name)).map(str::to_owned);
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names.dedup();
+        Ok(names)
+    }
+
+    pub(super) fn side_file(&self, name: &str) -> Result<Vec<u8>> {
+        for rank in 0..self.manifest.info().world_size {
+            let files = self.manifest.part_files(rank)?;
+            let Some(file) = files.iter().find(|file| side_name(&file.name) == Some(name)) else {
+                continue;
+            };
+            let data = DataFile { name: file.name.clone(), bytes: Some(file.bytes) };
+            let files = BTreeMap::from([(0, data)]);
+            let open =
+                ours::some_of(&self.manifest, &self.folder, Vec::new(), files)?.open_file(0)?;
+            let mut bytes = buffer(open.size())?;
+            open.read_exact_at(&mut bytes, 0)?;
+            return match file.crc {
+                Some(crc) if crc != crc32(&bytes) => Err(wrong(open.path.display())),
+                _ => Ok(bytes),
+            };
+        }
+        Err(no_side_file(name, &self.folder))
+    }
+}
+
+/// An entry with the chunks that were found; two regions may share some.
+fn entry(item: Item, mut chunks: Vec<Chunk>) -> Option<Entry> {
+    chunks.sort_by_key(|chunk| (chunk.file, chunk.offset));
+    chunks.dedup();
+    let (dtype, shape) = item.tensor?;
+    Some(Entry { name: item.name, path: item.path, kind: Kind::Tensor { dtype, shape, chunks } })
+}
+
+/// The name of a side file, `<attempt>_<rank>_<name>`; `None` of a data file.
+fn side_name(stored: &str) -> Option<&str> {
+    let mut words = stored.splitn(3, '_');
+    let (_, _, name) = (words.next()?, words.next()?, words.next()?);
+    let data = name.strip_suffix(".distcp").is_some_and(|n| n.parse::<u32>().is_ok());
+    (!data).then_some(name)
+}

@@ -3,16 +3,20 @@ directory."""
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import time
 
 from forebay import _native
-from forebay._ckpt.ranks import Ranks
+from forebay._ckpt.hints import Hints, connect
+from forebay._ckpt.ranks import Ranks, describe, raise_any
 from forebay._ckpt.settings import STAGING_BYTES, Settings
 from forebay._ckpt.snapshot import current_device
 from forebay._errors import Error, make
 from forebay._options import Options, engine
+
+_log = logging.getLogger("forebay")
 
 #: How long a rank looks for what rank 0 wrote into the directory: networked file systems show new names late.
 _LOOK_SECONDS = 10.0
@@ -25,6 +29,7 @@ class Natives:
         self.settings = settings
         self.run_id: str | None = None
         self.epoch: int | None = None
+        self._hints: Hints | None = None
         self._savers: dict[str, _native.Saver] = {}
         self._pools: dict[str, _native.Pool] = {}
 
@@ -50,7 +55,7 @@ class Natives:
                 raise error
             self.epoch = epoch
             return
-        answers = ranks.exchange({"error": None, "epoch": epoch})
+        answers = ranks.exchange({"error": None, "epoch": epoch, "who": _who(ranks)})
         ranks.raise_first(error)
         self.epoch = int(answers[0]["epoch"])
         if ranks.rank:
@@ -59,7 +64,31 @@ class Natives:
                 self.saver(device, ranks)
             except Error as raised:
                 error = raised
-        ranks.raise_first(error)
+        hints = None
+        if error is None:
+            hints = self._open_hints(run_id, ranks, [answer["who"] for answer in answers])
+        told = None if error is None else describe(error)
+        answers = ranks.exchange({"error": told, "hints": hints is not None})
+        raise_any([answer["error"] for answer in answers], ranks.rank, error)
+        # A rank that cannot be heard of would pass for dead.
+        if hints is not None and all(answer["hints"] for answer in answers):
+            hints.start()
+            self._hints = hints
+
+    def _open_hints(self, run_id: str, ranks: Ranks, who: list[str]) -> Hints | None:
+        client = connect(ranks, run_id)
+        if client is None:
+            return None
+        try:
+            return Hints(client, self.settings.directory, run_id, ranks.rank, who)
+        except (Error, RuntimeError) as error:
+            _log.warning("forebay: no hints between ranks: %s", error)
+            return None
+
+    @property
+    def hints(self) -> _native.Hints | None:
+        """What tells ranks of one another sooner, where there is something."""
+        return None if self._hints is None else self._hints.native
 
     def _see_rank_0(self) -> None:
         """Whether the directory here is the one that rank 0 writes to."""
@@ -91,7 +120,7 @@ class Natives:
                 pool=self.pool(device),
                 takers=self.settings.threads,
                 overwrite=self.settings.overwrite,
-                who=f"rank {ranks.rank} on {platform.node()}, process {os.getpid()}",
+                who=_who(ranks),
             )
         return found
 
@@ -115,9 +144,16 @@ class Natives:
     def forget(self) -> None:
         """Ends the run; pools stay."""
         self.run_id = self.epoch = None
+        if self._hints is not None:
+            self._hints.close()
+            self._hints = None
         self._savers.clear()
 
     def release(self) -> None:
         """Gives the pools back; a saver holds its pool."""
         self._savers.clear()
         self._pools.clear()
+
+
+def _who(ranks: Ranks) -> str:
+    return f"rank {ranks.rank} on {platform.node()}, process {os.getpid()}"

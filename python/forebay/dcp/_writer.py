@@ -34,6 +34,7 @@ from forebay import _native
 from forebay._catalog import PathLike
 from forebay._ckpt.kinds import dtype_name
 from forebay._ckpt.layout import Item
+from forebay._ckpt.quiet import quiet
 from forebay._ckpt.settings import STAGING_BYTES
 from forebay._ckpt.snapshot import Snapshots, device_of
 from forebay._errors import make, quoted, usage
@@ -127,6 +128,23 @@ class Writer(StorageWriter):
             raise usage("the plan was not prepared by this kind of writer")
         with _lock:
             counter = _uses[ticket.run_id] = _uses.get(ticket.run_id, 0) + 1
+        with quiet():
+            saving, size = self._start(plan, planner, ticket, counter)
+        try:
+            while not saving.wait(None):
+                pass
+        except BaseException:
+            saving.cancel()
+            raise
+        part = _Part(ticket.run_id, counter, saving.part())
+        future: Future[list[WriteResult]] = Future()
+        future.set_result([WriteResult(MetadataIndex(_METADATA), size, part)])
+        return future
+
+    def _start(
+        self, plan: SavePlan, planner: SavePlanner, ticket: _Ticket, counter: int
+    ) -> tuple[_native.CheckpointSave, int]:
+        """Starts the native save of a plan; returns it, and the bytes of its tensors."""
         items, tensors, objects = self._resolve(plan, planner)
         rank, world = (ticket.rank, ticket.world) if self.use_collectives else (0, 1)
         structure = _native.Structure(items, rank=rank, world=world, files_per_rank=self.threads)
@@ -157,18 +175,9 @@ class Writer(StorageWriter):
             counter=counter,
             stream=snapshot.stream,
             in_place=True,
-            keep=(snapshot.keep, tensors),
+            keep=snapshot.keep,
         )
-        try:
-            while not saving.wait(None):
-                pass
-        except BaseException:
-            saving.cancel()
-            raise
-        part = _Part(ticket.run_id, counter, saving.part())
-        future: Future[list[WriteResult]] = Future()
-        future.set_result([WriteResult(MetadataIndex(_METADATA), structure.bytes, part)])
-        return future
+        return saving, structure.bytes
 
     def _pool_bytes(self, state_bytes: int) -> int:
         return max(min(self.staging_bytes, state_bytes), 8 << 20)
@@ -271,7 +280,7 @@ def _checked(name: str, item: WriteItem, tensor: Any) -> torch.Tensor:
         what = f"the plan says {list(wanted[0])} of {wanted[1]}, the planner gives "
         what += f"{list(tensor.shape)} of {tensor.dtype}"
         raise make("structure_mismatch", what, f"tensor {quoted(name)}")
-    found: torch.Tensor = tensor.detach()
+    found: torch.Tensor = tensor
     return found
 
 

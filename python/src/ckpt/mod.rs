@@ -3,11 +3,12 @@
 //! Thin as the rest: [`agreed`] has what all ranks agreed on, [`structure`] describes what a rank writes,
 //! [`pool`] is staging memory, [`saver`] starts saves and
 //! [`saving`] is one under way, [`reader`] opens checkpoints, [`steps`] looks after a folder of steps.
-//! [`audit`] tells Python's audit hooks what is about to be written. Flattening, agreement between ranks and everything
-//! about torch is the package's.
+//! [`hints`] is a rank's end of torch's store. [`audit`] tells Python's audit hooks what is about to be written.
+//! Flattening, agreement between ranks and everything about torch is the package's.
 
 mod agreed;
 mod audit;
+mod hints;
 mod pool;
 mod reader;
 mod saver;
@@ -23,6 +24,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<agreed::SharedStructure>()?;
     module.add_class::<structure::Structure>()?;
     module.add_class::<pool::Pool>()?;
+    module.add_class::<hints::Hints>()?;
     module.add_class::<saver::Saver>()?;
     module.add_class::<saving::Save>()?;
     module.add_class::<reader::Checkpoint>()?;

@@ -22,6 +22,7 @@ use pyo3::types::PyBytes;
 use sha2::{Digest, Sha256};
 
 use super::audit::Audited;
+use super::hints::Hints;
 use super::pool::Pool;
 use super::saving::Save;
 use super::structure::{Step, Structure};
@@ -51,7 +52,7 @@ pub(super) fn root(folder: &std::path::Path, make: bool) -> forebay_error::Resul
     })
 }
 
-fn run_id(text: &str) -> forebay_error::Result<RunId> {
+pub(super) fn run_id(text: &str) -> forebay_error::Result<RunId> {
     let id = u32::from_str_radix(text, 16).ok().filter(|_| text.len() == 8);
     id.map(RunId).ok_or_else(|| usage(format!("run id {text:?} is not 8 hexadecimal digits")))
 }
@@ -206,11 +207,12 @@ impl Saver {
     ///
     /// `addresses` has one address for each tensor region that is written, in the order of the structure, `places` a
     /// 1 for each that is on the device and a 0 for the host; `objects` likewise the objects. Memory must stay as it
-    /// is until the save is staged (with `in_place`: done); `keep` is held until then.
+    /// is until the save is staged (with `in_place`: done); `keep` is held until then. Ranks hear of one another by
+    /// `hints`, where there are some.
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     #[pyo3(signature = (step, structure, addresses, places, objects, *, agreed, counter, epoch=0,
                         parent=None, stream=None, in_place=false, side_files=Vec::new(),
-                        torch=None, python=None, host=None, keep=None))]
+                        torch=None, python=None, host=None, hints=None, keep=None))]
     fn start(
         &self,
         py: Python<'_>,
@@ -229,6 +231,7 @@ impl Saver {
         torch: Option<String>,
         python: Option<String>,
         host: Option<String>,
+        hints: Option<&Hints>,
         keep: Option<Py<PyAny>>,
     ) -> Result<Save> {
         let settings = self.inner.get()?.clone();
@@ -246,11 +249,12 @@ impl Saver {
         // Writes to memory cost CPU and no waiting, and a file takes one writer at a time.
         let most = if settings.in_memory { WRITERS_IN_MEMORY_MAX } else { WRITERS_MAX };
         let writers = settings.takers.unwrap_or_else(|| workers.clamp(1, most));
+        let board = hints.map(Hints::board).transpose()?.cloned();
         let request = Request {
             plan: structure.plan.clone(),
             root: settings.root.clone(),
             policy: settings.policy.clone(),
-            hints: None,
+            hints: board.map(|board| board as Arc<dyn commit::Hints>),
             spec,
             info,
             side_files: side_files

@@ -7,6 +7,7 @@ use forebay_engine::write_all_at;
 use forebay_error::{Code, Error, Result};
 use forebay_store::{DataObject, Expect, Published};
 
+use super::dead::Pulses;
 use super::epoch;
 use super::hints::{Hint, Hints};
 use super::id::{AttemptId, StructureHash};
@@ -61,6 +62,7 @@ pub struct Attempt {
     /// Keys of the data files, to be removed when the attempt fails.
     pub(crate) files: Mutex<Vec<String>>,
     beat: Mutex<(u64, Duration)>,
+    pub(crate) pulses: Mutex<Pulses>,
 }
 
 /// Room that was set aside and not used yet.
@@ -111,6 +113,7 @@ impl Attempt {
             own_part: None,
             files: Mutex::new(Vec::new()),
             beat: Mutex::new((0, root.clock.now())),
+            pulses: Mutex::default(),
             spec,
         };
         match attempt.set_out() {
@@ -224,11 +227,13 @@ impl Attempt {
         }
     }
 
-    /// Fails if the attempt has failed elsewhere, so that a rank need not write data for nothing. One read.
+    /// Fails if the attempt has failed elsewhere, or a rank is dead by all signs, so that a rank need not write data
+    /// for nothing. One read as a rule.
     pub fn check(&self) -> Result<()> {
         match self.root.decision(&self.layout, self.spec.attempt)? {
             Some(Decision::Abort(failure)) => Err(failure.to_error()),
-            _ => Ok(()),
+            Some(Decision::Commit(_)) => Ok(()),
+            None => self.check_for_dead(),
         }
     }
 
@@ -264,7 +269,7 @@ impl Attempt {
             Ok(Published::Withdrawn) => return Err(self.collected()),
             Err(error) => return Err(error),
         }
-        self.tell(&Hint::Part { rank: self.spec.rank });
+        self.tell(&Hint::Part);
         Ok(())
     }
 

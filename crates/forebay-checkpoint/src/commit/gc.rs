@@ -13,11 +13,13 @@ use forebay_store::Listed;
 
 use super::aside::{UNPUBLISHED, rescue};
 use super::census::Census;
-use super::id::AttemptId;
+use super::epoch;
+use super::hints::ALIVE;
+use super::id::{AttemptId, RunId};
 use super::names::Layout;
 use super::readers::{READ_LEASE, wait_for_readers};
 use super::record::Failure;
-use super::root::Root;
+use super::root::{LIST_MAX, Root};
 use super::steps::CommitInfo;
 use super::withdraw::{is_awake, layouts, withdraw};
 
@@ -73,7 +75,37 @@ impl GcReport {
 
 /// Collects in all step folders of a root.
 pub fn gc(root: &Root, options: &GcOptions) -> Result<GcReport> {
-    Ok(collect(root, &layouts(root)?, options))
+    let mut report = collect(root, &layouts(root)?, options);
+    remove_pulses(root, options, &mut report);
+    Ok(report)
+}
+
+/// Signs of life of runs that ended without removing them. The run that has the root keeps its own.
+fn remove_pulses(root: &Root, options: &GcOptions, report: &mut GcReport) {
+    let found = alive_of_others(root);
+    match found {
+        Ok(listed) => {
+            for object in listed.iter().filter(|object| object.age.0 >= options.grace) {
+                match options.dry_run {
+                    true => report.removed.push((object.key.clone(), object.bytes)),
+                    false => drop(remove(root, object, report)),
+                }
+            }
+        }
+        Err(error) if error.code() == Code::NotFound => {}
+        Err(error) => report.failed.push((ALIVE.to_owned(), error)),
+    }
+}
+
+fn alive_of_others(root: &Root) -> Result<Vec<Listed>> {
+    let mut listed = root.store.list(ALIVE, LIST_MAX)?;
+    if listed.is_empty() {
+        return Ok(listed);
+    }
+    let newest = epoch::read(root, epoch::newest(root)?)?;
+    let own = newest.map(|claim| format!("{ALIVE}{}/", RunId(claim.run)));
+    listed.retain(|object| own.as_ref().is_none_or(|own| !object.key.starts_with(own)));
+    Ok(listed)
 }
 
 /// Collects in one folder that holds a step.

@@ -45,6 +45,14 @@
 //! - On a store that moves in two steps (link, unlink), a prune that stops between them for longer than a writer waits
 //!   for it (half a minute) can unlink what that writer has put in the place of the pruned step.
 //!
+//! # Hearing of it sooner
+//!
+//! All of the above works by looking into the store from time to time, and takes a minute or two to notice that a rank
+//! died. [Hints] make it seconds: ranks wake each other, the lowest rank that is heard of stands in for a committer
+//! that is not, and a rank that shows no sign of life, neither by hints nor in the store, for ten seconds ends the
+//! attempt. A hint only says where to look; the one that is taken at its word, a failure, can cost no more than the
+//! attempt.
+//!
 //! # How a save calls this
 //!
 //! ```text
@@ -68,6 +76,7 @@ mod aside;
 mod attempt;
 mod census;
 mod clock;
+mod dead;
 mod epoch;
 mod frame;
 mod gc;
@@ -93,7 +102,7 @@ pub use attempt::{Attempt, Spec};
 pub use clock::{Clock, SystemClock};
 pub use epoch::claim;
 pub use gc::{GcOptions, GcReport, gc, gc_folder};
-pub use hints::{Hint, Hints};
+pub use hints::{Answer, Board, Hint, Hints, Order, Pulse, Suspect};
 pub use id::{AttemptId, RunId, StructureHash};
 pub use line::{latest, require};
 pub use names::{

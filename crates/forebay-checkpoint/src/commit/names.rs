@@ -43,6 +43,7 @@ pub fn step_of_folder(name: &str) -> Option<u64> {
 ///     unpublished-<..>  what was `.metadata`, until the data is gone
 ///   .forebay/readers/<16 hex digits>     a reader's lease (Beat)
 /// .forebay/epoch/<8 hex digits>          who writes the root (EpochClaim)
+/// .forebay/alive/<run>/beat-<rank>       a counter of a rank that hints do not get through of (Beat)
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {

@@ -10,6 +10,8 @@ pub struct Policy {
     /// A rank whose counter stands still for that long is dead. It must be bumped at least three times in that time:
     /// [`Attempt::beat`](super::Attempt::beat).
     pub lease: Duration,
+    /// A rank that hints make suspect is dead when its sign of life in the store stands still for that long too.
+    pub pulse: Duration,
     /// How long the first committer may show no sign before the next ranks take over: 1, 2, 2, 3, 3, 3, 3, 4 ...
     /// times this, and a random part of it.
     pub takeover: Duration,
@@ -17,6 +19,8 @@ pub struct Policy {
     pub appear: Duration,
     /// Shortest and longest pause between two looks without hints.
     pub poll: (Duration, Duration),
+    /// Longest pause between two looks while hints come through.
+    pub poll_hinted: Duration,
     /// How many looks in a row may fail before the rank gives up.
     pub poll_errors_max: u32,
     /// Whether a commit of the same step may be replaced. The old one stays until the new one is there.
@@ -32,9 +36,11 @@ impl Default for Policy {
         Self {
             deadline: Duration::from_secs(600),
             lease: Duration::from_secs(60),
+            pulse: Duration::from_secs(5),
             takeover: Duration::from_secs(10),
             appear: Duration::from_secs(120),
             poll: (Duration::from_millis(2), Duration::from_secs(1)),
+            poll_hinted: Duration::from_secs(3),
             poll_errors_max: 5,
             overwrite: true,
             check_files: true,

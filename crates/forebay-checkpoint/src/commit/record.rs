@@ -37,6 +37,7 @@ records! {
     4 "decision" Decision;
     5 "outcome" Outcome;
     6 "epoch" EpochClaim;
+    7 "notice" Notice;
 }
 
 /// The bytes of a record with `body` after it. Errors: `unsupported` if it is too large.
@@ -166,6 +167,15 @@ pub(crate) struct EpochClaim {
     pub(crate) parent: Option<(u64, u64)>,
     pub(crate) who: String,
     pub(crate) nonce: u64,
+}
+
+/// News of an attempt, as a hint: see [`super::hints`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Notice {
+    /// Which attempt, again: a key-value store may mix up its keys.
+    pub(crate) attempt: String,
+    /// Why it failed; `None`: something is decided.
+    pub(crate) failure: Option<Failure>,
 }
 
 /// An error as it travels between ranks.

@@ -144,7 +144,8 @@ impl Attempt {
         let own = commit.by == self.spec.rank;
         let patience = self.policy.turn(self.spec.rank.max(1), self.seed());
         let late = now.saturating_sub(watch.since) >= self.late_after();
-        if own || late || now.saturating_sub(first) >= patience {
+        let patient = now.saturating_sub(first) < patience && !self.is_heir(commit.by);
+        if own || late || !patient {
             return self.publish_decided(commit).map(Some);
         }
         Ok(None)
@@ -157,6 +158,9 @@ impl Attempt {
         assemble: &mut dyn FnMut(Gathered) -> Result<Assembled>,
         now: Duration,
     ) -> Result<()> {
+        if let Some(failure) = self.look_for_dead()? {
+            return self.abort(&failure).map(drop);
+        }
         if !self.is_turn(watch, now)? {
             return Ok(());
         }
@@ -179,7 +183,8 @@ impl Attempt {
         }
     }
 
-    /// Rank 0 always; others when the committer's counter has stood still for their turn.
+    /// Rank 0 always; others when the committer's counter has stood still for their turn, or hints say that it is their
+    /// turn at once.
     fn is_turn(&self, watch: &mut Watch, now: Duration) -> Result<bool> {
         if self.spec.rank == 0 {
             return Ok(true);
@@ -189,7 +194,8 @@ impl Attempt {
         let own = beat.is_some_and(|beat| beat.rank == self.spec.rank);
         let turn = self.policy.turn(self.spec.rank, self.seed());
         let count = beat.map(|beat| beat.count);
-        Ok(own || watch.committer.see(count, now) >= turn)
+        let still = watch.committer.see(count, now);
+        Ok(own || still >= turn || self.is_heir(beat.map_or(0, |beat| beat.rank)))
     }
 
     /// Shows that this rank gathers parts, three times a takeover time.
@@ -210,7 +216,7 @@ impl Attempt {
     /// Waits for a hint or a while. A failure that comes as a hint is written down, in case its rank could not.
     fn pause(&mut self, watch: &mut Watch) {
         let time = watch.pause;
-        watch.pause = (watch.pause * 3 / 2).min(self.policy.poll.1);
+        watch.pause = (watch.pause * 3 / 2).min(self.pause_max());
         let Some(hints) = &self.hints else { return self.root.clock.sleep(time) };
         let heard = hints.wait(self.spec.attempt, time);
         if !heard.is_empty() {
@@ -222,6 +228,15 @@ impl Attempt {
             {
                 tracing::debug!(%error, "a failure that was heard of cannot be written down");
             }
+        }
+    }
+
+    /// Hints wake who waits for news; who looks after a suspect has to look itself.
+    fn pause_max(&self) -> Duration {
+        let hints = self.hints.as_ref().filter(|hints| hints.hears());
+        match hints {
+            Some(hints) if hints.suspects().is_empty() => self.policy.poll_hinted,
+            _ => self.policy.poll.1,
         }
     }
 

@@ -15,6 +15,7 @@ mod agree;
 mod crash;
 mod fail;
 mod fence;
+mod hinted;
 mod interrupt;
 mod meet;
 mod posix;

@@ -164,7 +164,7 @@ class Writer(StorageWriter):
             overwrite=self.overwrite,
         )
         # The state stays as it is until torch has the result: nothing is copied but what must be.
-        snapshot = Snapshots(False, device).take(tensors, blocking=True)
+        snapshot = Snapshots(False, device=device).take(tensors, blocking=True)
         saving = saver.start(
             0,
             structure,

@@ -3,8 +3,8 @@
 //! A block that arrives in the memory of a GPU as a whole is checked there, after its copy, by a kernel that reads it
 //! at the rate of that memory (`pump/checks`): no CPU has to look at it, so it may come by DMA. All other blocks (in
 //! part, with strides, shared out among targets; and every block on the host) are checked by the CPU in staging memory,
-//! or where they landed, before their bytes go on. Either way a piece counts as arrived only when its blocks were right,
-//! and one that was not ends the load.
+//! or where they landed, before their bytes go on. Either way a piece counts as arrived only when its blocks were
+//! right, and one that was not ends the load.
 //!
 //! # The kernel
 //!

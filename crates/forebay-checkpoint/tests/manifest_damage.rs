@@ -375,3 +375,26 @@ fn the_auditor_sees_holes_overlaps_and_wrong_holders() {
         assert!(findings.iter().all(|finding| finding.place == "\"r\""), "{findings:?}");
     }
 }
+
+/// Parts refer to values by numbers in the structure of a hash: it must be that of the table.
+#[test]
+fn the_auditor_sees_a_table_that_is_not_of_its_structure() {
+    let saved = everything();
+    let apart = Apart::of(&saved.bytes().0);
+    assert_eq!(check_manifest(&apart.together(), None), []);
+    let hash = saved.structure.hash();
+    let text = forebay_format::hex(&hash);
+    let info = &apart.sections[0].1;
+    let at = info.windows(64).position(|window| window == text.as_bytes()).unwrap();
+    let mut said = apart.clone();
+    said.sections[0].1[at] = if info[at] == b'0' { b'1' } else { b'0' };
+    // A row under another name: numbers would still find it.
+    let mut renamed = apart.clone();
+    let table = &mut renamed.sections[2].1;
+    let at = table.windows(4).position(|window| window == b"norm").unwrap();
+    table[at + 3] = b'n';
+    for changed in [said, renamed] {
+        let findings = check_manifest(&changed.together(), None);
+        assert!(findings.iter().any(|finding| finding.place == "structure"), "{findings:?}");
+    }
+}

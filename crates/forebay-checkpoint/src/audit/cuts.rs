@@ -12,27 +12,27 @@ pub(super) type Cut = (Vec<u64>, Vec<u64>);
 const MOST_RUNS: usize = 1 << 20;
 
 pub(super) struct Mesh {
-    sides: Vec<u64>,
-    ranks: Option<Vec<u64>>,
+    pub(super) sides: Vec<u64>,
+    pub(super) ranks: Option<Vec<u64>>,
     places: HashMap<u64, u64>,
 }
 
 #[derive(Clone, Copy)]
-enum Place {
+pub(super) enum Place {
     All,
     Shard(u64),
     Strided(u64, u64),
 }
 
 pub(super) struct Layout {
-    mesh: usize,
-    right_to_left: bool,
-    places: Vec<Place>,
+    pub(super) mesh: usize,
+    pub(super) right_to_left: bool,
+    pub(super) places: Vec<Place>,
 }
 
 pub(super) struct Layouts {
-    meshes: Vec<Mesh>,
-    layouts: Vec<Layout>,
+    pub(super) meshes: Vec<Mesh>,
+    pub(super) layouts: Vec<Layout>,
 }
 
 impl Mesh {
@@ -62,7 +62,7 @@ impl Mesh {
         Ok(Self { sides, ranks, places })
     }
 
-    fn size(&self) -> u64 {
+    pub(super) fn size(&self) -> u64 {
         self.sides.iter().product()
     }
 

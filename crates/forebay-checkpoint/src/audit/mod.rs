@@ -11,6 +11,7 @@ mod cuts;
 mod part;
 mod rows;
 mod sections;
+mod structure;
 mod tables;
 mod whole;
 
@@ -52,8 +53,9 @@ impl Findings {
 }
 
 /// Checks all bytes of a manifest: checksums, order and bounds of sections, sorted names, that every chunk fits its
-/// tensor and its file and shares no byte with another, that every tensor is covered once, and that the lists of who
-/// holds what agree with the parts. Empty where all is well.
+/// tensor and its file and shares no byte with another, that every tensor is covered once, that the lists of who holds
+/// what agree with the parts, and that the structure hash is that of the rows, meshes and layouts that parts refer to.
+/// Empty where all is well.
 ///
 /// `seal` is what `.metadata` says of the manifest. Memory: some hundred bytes a chunk.
 pub fn check_manifest(bytes: &[u8], seal: Option<&[u8; 32]>) -> Vec<Finding> {

@@ -11,6 +11,7 @@ use super::cuts::Cut;
 use super::part::{Chunk, Part, Place};
 use super::rows::{Row, What, bits};
 use super::sections;
+use super::structure;
 use super::tables::{self, Holders, IndexRow, Tables};
 
 /// A chunk, with the rank that has it.
@@ -20,6 +21,7 @@ pub(super) fn check(bytes: &[u8], seal: Option<&[u8; 32]>, findings: &mut Findin
     let Some(sections) = sections::read(bytes, seal, findings) else { return };
     let [info, meshes, table, index, lists, parts] = sections;
     let Some(tables) = tables::read([info, meshes, table, index, lists], findings) else { return };
+    findings.keep("structure", structure::check(&tables));
     let mut held: Vec<Vec<Held>> = tables.rows.iter().map(|_| Vec::new()).collect();
     let mut names = HashSet::new();
     let mut cursor = Cursor(parts);

@@ -56,8 +56,8 @@ class Running:
 def started() -> tuple[Running, SaveHandle, list[SaveHandle], Watcher]:
     running, after = Running(), []
     handle = SaveHandle(5, running, {"snapshot": "pool"})
-    watcher = Watcher(after.append)
-    watcher.watch(handle)
+    watcher = Watcher()
+    watcher.watch(handle, after.append)
     return running, handle, after, watcher
 
 
@@ -123,11 +123,11 @@ def test_ctrl_c_ends_a_wait_not_the_save() -> None:
 
 def test_saves_are_settled_in_the_order_of_their_calls() -> None:
     after: list[SaveHandle] = []
-    watcher = Watcher(after.append)
+    watcher = Watcher()
     running = [Running() for _ in range(5)]
     handles = [SaveHandle(step, one, {}) for step, one in enumerate(running)]
     for handle in handles:
-        watcher.watch(handle)
+        watcher.watch(handle, after.append)
     for one in reversed(running):
         one.succeed()
     watcher.close(10)

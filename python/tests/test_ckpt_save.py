@@ -444,7 +444,7 @@ def test_steps_of_another_run_are_not_pruned(tmp_path: Path) -> None:
 
 def test_a_failed_save_is_told_and_the_next_one_works(tmp_path: Path) -> None:
     code = """
-import resource, signal, sys, warnings, torch, forebay
+import resource, signal, sys, time, warnings, torch, forebay
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 checkpoints = forebay.Checkpointer(sys.argv[1])
 state = {"w": torch.zeros(1 << 20)}
@@ -463,8 +463,9 @@ checkpoints.save(3, state).wait()
 print([one["step"] for one in checkpoints.steps() if one["state"] == "committed"])
 # An error that nobody asked for is a warning of the next save.
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
-while not checkpoints.save(4, state).done():
-    pass
+handle = checkpoints.save(4, state)
+while not handle.done():
+    time.sleep(0.01)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")

@@ -11,9 +11,12 @@ from support import same
 from torch import nn
 
 from forebay import Checkpointer
-from forebay._ckpt.shadow import ALIGN_BYTES, Shadow, size_of
+from forebay._ckpt import shadow as shadows
+from forebay._ckpt import snapshot
+from forebay._ckpt.shadow import ALIGN_BYTES, Peak, Shadow, size_of
 from forebay._ckpt.snapshot import Snapshots
 from forebay._ckpt.stall import Stall
+from forebay._ckpt.training import Training
 
 
 def test_copies_are_the_values_of_the_moment_in_memory_that_stays() -> None:
@@ -84,6 +87,101 @@ def test_stalls_follow_from_rates() -> None:
     assert stall.copy_rate == 2e9
 
 
+GIB = 1 << 30
+
+
+class Allocator:
+    """What torch's allocator and the driver would say of a GPU of 64 GiB."""
+
+    total = 64 * GIB
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.used = self.peak = self.others = 0
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: self.peak)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: self.used)
+        free = lambda _: (self.total - self.used - self.others, self.total)  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "mem_get_info", free)
+
+    def train(self, most: int) -> None:
+        """A step that takes so much beside what is in use."""
+        self.peak = max(self.peak, self.used + most)
+
+    def reset(self) -> None:
+        self.peak = self.used
+
+
+def test_a_peak_outlives_resets_and_leaves_shadows_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = Allocator(monkeypatch)
+    peak = Peak(torch.device("cuda", 0))
+    allocator.used = 10 * GIB
+    allocator.train(30 * GIB)
+    peak.look()
+    assert peak.bytes == 40 * GIB
+    allocator.reset()
+    peak.look()
+    assert peak.bytes == 40 * GIB
+    # A shadow of 8 GiB is made, and training takes a little more than before.
+    allocator.used += 8 * GIB
+    peak.shadow_is(8 * GIB)
+    allocator.train(31 * GIB)
+    peak.look()
+    assert peak.bytes == 41 * GIB
+    assert shadows.headroom(peak.device, peak.bytes) == 64 * GIB - 41 * GIB - 4 * GIB
+    # It goes again: what torch says is from before that.
+    allocator.used -= 8 * GIB
+    peak.shadow_is(0)
+    peak.look()
+    assert peak.bytes == 41 * GIB
+    allocator.reset()
+    allocator.train(35 * GIB)
+    peak.look()
+    assert peak.bytes == 45 * GIB
+    allocator.others = 10 * GIB
+    assert shadows.headroom(peak.device, peak.bytes) == 64 * GIB - 10 * GIB - 45 * GIB - 4 * GIB
+
+
+def _on_pretended_gpu(monkeypatch: pytest.MonkeyPatch, shadow: bool | str) -> Snapshots:
+    """Snapshots that take host memory for that of a GPU."""
+    monkeypatch.setattr(Snapshots, "_is_here", lambda *_: True)
+    monkeypatch.setattr(snapshot, "_stream_of", lambda _: 7)
+    return Snapshots(shadow, staging_bytes=1 << 20)  # type: ignore[arg-type]
+
+
+def test_an_automatic_shadow_waits_until_training_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = Allocator(monkeypatch)
+    tensors = [torch.ones(1000)]
+    # At step 0 nobody knows what a step takes, however much is free.
+    snapshots = _on_pretended_gpu(monkeypatch, "auto")
+    assert snapshots.take(tensors, blocking=False).mode == "pool"
+    assert snapshots.take(tensors, blocking=False).mode == "shadow"
+    # Whoever says that a step has run, or whose hook has, gets one at once; by name anybody does.
+    for shadow, stepped in (("auto", True), (True, False)):
+        snapshots = _on_pretended_gpu(monkeypatch, shadow)
+        snapshots.training.stepped = stepped
+        taken = snapshots.take(tensors, blocking=False)
+        assert taken.mode == "shadow" and taken.settled and taken.stream == 7
+        assert snapshots.training.peaks[torch.device("cpu")].shadow_bytes == size_of(tensors)
+    snapshots.release()
+    assert snapshots.training.peaks[torch.device("cpu")].shadow_bytes == 0
+    # A peak that the program has reset before the save was seen by the hook.
+    snapshots = _on_pretended_gpu(monkeypatch, "auto")
+    assert snapshots.take(tensors, blocking=False).mode == "pool"
+    allocator.train(63 * GIB)
+    snapshots.training.before_step()
+    allocator.reset()
+    assert snapshots.take(tensors, blocking=False).mode == "pool"
+    assert "to spare" in (snapshots.told or "")
+
+
+def test_a_hook_tells_that_training_has_run() -> None:
+    training, parameter = Training(), nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter])
+    optimizer.register_step_pre_hook(training.before_step)
+    assert not training.stepped
+    optimizer.step()
+    assert training.stepped
+
+
 def _state(device: str) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).to(device)
@@ -146,12 +244,58 @@ def test_the_first_save_with_a_shadow_holds_up_training_for_milliseconds(tmp_pat
 
 
 @pytest.mark.gpu
+def test_gpu_memory_of_shadows_comes_back(tmp_path: Path) -> None:
+    state = {f"w{number}": torch.ones(8 << 20, device="cuda") for number in range(8)}
+    with Checkpointer(tmp_path, shadow=True, staging_bytes="64MiB") as checkpoints:
+        before = torch.cuda.memory_allocated()
+        for step in range(2):
+            assert checkpoints.save(step, state).result(60)["snapshot"] == "shadow"
+        assert torch.cuda.memory_allocated() - before >= 256 << 20
+        checkpoints.release()
+        assert torch.cuda.memory_allocated() - before < 1 << 20
+        # The next save takes it again, and the end of a checkpointer gives it back too.
+        assert checkpoints.save(2, state).result(60)["snapshot"] == "shadow"
+    assert torch.cuda.memory_allocated() - before < 1 << 20
+    checkpoints.restore(state, 2)
+    assert all(bool((one == 1).all()) for one in state.values())
+
+
+@pytest.mark.gpu
+def test_the_first_save_of_a_process_takes_no_shadow_by_itself(tmp_path: Path) -> None:
+    state = _state("cuda")
+    with Checkpointer(tmp_path / "first", staging_bytes="64MiB") as checkpoints:
+        modes = [checkpoints.save(step, state).result(60)["snapshot"] for step in range(2)]
+        assert modes == ["pool", "shadow"]
+    with Checkpointer(tmp_path / "prepared", staging_bytes="64MiB") as checkpoints:
+        checkpoints.prepare(state)
+        # A program that measures its own peaks takes nothing away.
+        torch.cuda.reset_peak_memory_stats()
+        assert checkpoints.save(1, state).result(60)["snapshot"] == "shadow"
+
+
+@pytest.mark.gpu
+def test_what_no_hook_answers_for_is_copied_from_a_gpu_first(tmp_path: Path) -> None:
+    state = _state("cuda")
+    optimizer = state["optim"]
+    with Checkpointer(tmp_path, shadow=False, staging_bytes="8MiB") as checkpoints:
+        checkpoints.attach(optimizer)
+        wanted = state["extra"]["half"].clone()
+        handle = checkpoints.save(1, state)
+        state["extra"]["half"].zero_()
+        optimizer.step()
+        handle.wait(60)
+        blank = {"extra": {"half": torch.zeros(33, 7, device="cuda").half()}}
+        checkpoints.restore(blank, 1, strict=False)
+        assert torch.equal(blank["extra"]["half"], wanted)
+
+
+@pytest.mark.gpu
 def test_a_shadow_that_does_not_fit_is_told_and_done_without(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from forebay._ckpt import snapshot
 
-    monkeypatch.setattr(snapshot, "headroom", lambda device: 1000)
+    monkeypatch.setattr(snapshot, "headroom", lambda device, peak: 1000)
     with Checkpointer(tmp_path, staging_bytes="64MiB") as checkpoints:
         for step in range(2):
             report = checkpoints.save(step, _state("cuda")).result(60)

@@ -16,7 +16,7 @@ Values that are not those of the step
 
 Memory, threads, processes
 
- 6  GPU memory stayed taken after a save: test_memory_is_given_back_on_demand
+ 6  GPU memory stayed taken after a save: test_gpu_memory_of_shadows_comes_back, test_memory_is_given_back_on_demand
  7  collective calls of a background thread met those of the main thread:
     test_no_collective_call_from_the_second_save_on_and_none_off_the_main_thread
  8  ranks came to different collective calls at the start: test_the_first_save_needs_no_luck_in_timing,
@@ -48,7 +48,9 @@ Crashes, what is visible, what is removed
 28  a disk was full for some ranks, who failed each in its own way: test_a_full_disk_is_one_clear_error_on_every_rank,
     test_what_fails_on_one_rank_fails_on_all_with_its_error
 29  bits rot in silence: test_a_flipped_bit_is_found_before_anything_is_handed_over, test_a_flipped_bit_is_found,
-    test_a_flipped_bit_in_any_file_of_a_step_is_found
+    test_a_flipped_bit_in_any_file_of_a_step_is_found,
+    test_a_flip_anywhere_in_the_metadata_is_an_error_or_does_no_harm,
+    test_a_damaged_newest_step_is_no_reason_to_go_back_in_silence
 30  ranks waited half an hour for one whose storage had failed: test_what_fails_on_one_rank_fails_on_all_with_its_error,
     a_rank_whose_store_fails_for_good_tells_the_others_by_hints
 31  a read error of one rank was hidden by the timeout of the others: test_what_one_rank_cannot_read_all_raise
@@ -62,7 +64,8 @@ Other ranks, other shapes
 39  ragged and padded shards: test_ragged_shards_with_padding_are_stored_without_it
 42  unexpected keys were ignored, missing ones could not be: test_names_on_one_side_only_are_errors_or_reported
 43  shapes that differ failed deep in a read: test_a_mismatch_names_the_key_and_both_sides_before_anything_is_read
-44  storage that is not shared: test_a_directory_that_is_not_shared_is_found_at_the_first_save
+44  storage that is not shared: test_a_directory_that_is_not_shared_is_found_at_the_first_save,
+    test_folders_that_are_not_shared_are_found_even_if_they_are_alike
 
 Meaning of the state
 
@@ -375,11 +378,69 @@ def test_a_flipped_bit_in_any_file_of_a_step_is_found(tmp_path: Path) -> None:
     _read_everything(tmp_path, state)
 
 
+def test_a_flip_anywhere_in_the_metadata_is_an_error_or_does_no_harm(tmp_path: Path) -> None:
+    state = {"w": torch.arange(300.0), "small": torch.ones(3), "object": {1, 2}}
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(1, state).wait()
+        checkpoints.save(2, state).wait()
+    _native.gc(tmp_path, grace_s=0)
+    path = tmp_path / "step-2" / ".metadata"
+    data = sorted(path.parent.iterdir())
+    good = path.read_bytes()
+    sound = refused = 0
+    # What a restore reads of it, and more; crates/forebay-checkpoint/tests/metadata_flips.rs flips each bit.
+    for place in range(max(len(good) - 4096, 0), len(good)):
+        bad = bytearray(good)
+        bad[place] ^= 1 << (place % 8)
+        path.write_bytes(bad)
+        blank = {"w": torch.zeros(300), "small": torch.zeros(3), "object": None}
+        try:
+            assert Checkpointer(tmp_path).restore(blank, weights_only=False).step == 2, place
+        except forebay.Error as error:
+            assert error.code == "invalid_metadata", (place, error)
+            assert not blank["w"].any()  # type: ignore[union-attr]
+            refused += 1
+        else:
+            # By its manifest, so every block was compared.
+            assert _native.Checkpoint(tmp_path, step=2).info["step"] == 2, place
+            assert torch.equal(blank["w"], state["w"]), place  # type: ignore[arg-type]
+            sound += 1
+        if place % 50 == 0:
+            assert _native.gc(tmp_path, grace_s=0) == []
+    assert sound > 300 and refused > 200, (sound, refused)
+    path.write_bytes(good)
+    assert sorted(path.parent.iterdir()) == data and Checkpointer(tmp_path).latest() == 2
+
+
+def test_a_damaged_newest_step_is_no_reason_to_go_back_in_silence(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, {"w": torch.full((100,), float(step))}).wait()
+    path = tmp_path / "step-2" / ".metadata"
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"forebay:1 ", b"forebay;1 "))
+    blank = {"w": torch.zeros(100)}
+    for call in (Checkpointer(tmp_path).latest, lambda: Checkpointer(tmp_path).restore(blank)):
+        with pytest.raises(forebay.Error) as caught:
+            call()
+        assert caught.value.code == "invalid_metadata"
+        assert "step 2" in str(caught.value) and "step 1" in str(caught.value)
+    assert not blank["w"].any()
+    # Named, it is used.
+    assert Checkpointer(tmp_path).restore(blank, 1).step == 1
+    assert bool((blank["w"] == 1).all())
+    # And saved anew, the damage is gone.
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(2, {"w": torch.full((100,), 3.0)}).wait()
+        assert checkpoints.restore(blank).step == 2
+    assert bool((blank["w"] == 3).all())
+
+
 def _places_of_data(folder: Path, path: Path, state: dict[str, Any]) -> list[int]:
     whole = path.read_bytes()
     if path.name == ".metadata":
         seal = whole.rindex(b"forebay:1 ")
-        return [seal + 12, seal + 60]
+        return list(range(seal, seal + len(b"forebay:1 ") + 100))
     if path.suffix != ".distcp":
         return list(range(0, len(whole), max(len(whole) // 40, 1)))
     data = state["w"].numpy().tobytes()

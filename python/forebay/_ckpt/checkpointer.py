@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import warnings
+import weakref
 from collections.abc import Mapping
-from time import monotonic
 from types import TracebackType
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from forebay._catalog import PathLike
 from forebay._ckpt import restoring
 from forebay._ckpt.choosing import choose
 from forebay._ckpt.handle import SaveHandle
-from forebay._ckpt.life import Attached, next_key, remember
+from forebay._ckpt.life import next_key, remember
 from forebay._ckpt.preempt import LEAD_STEPS, Preemption
 from forebay._ckpt.ranks import Ranks
 from forebay._ckpt.reading import load_rank, side_files
@@ -29,9 +30,11 @@ from forebay._ckpt.retention import (
     collect,
     prune,
 )
-from forebay._ckpt.saving import Run, SideFiles
+from forebay._ckpt.saving import Asked, Run
 from forebay._ckpt.settings import OnBusy, Progress, parse, parse_step
-from forebay._errors import make, usage
+from forebay._ckpt.sidefiles import SideFiles
+from forebay._ckpt.training import Attached, Owned, Training
+from forebay._errors import Error, make, usage
 
 _log = logging.getLogger("forebay")
 
@@ -57,7 +60,8 @@ class Checkpointer:
             where the device is known. By default up to 1 GiB, as it is needed. Where it is smaller than the state of a
             rank, the copies wait for the disk.
         shadow: whether a save first copies the state within GPU memory, so that training goes on after milliseconds:
-            "auto" does if there is room above the peak use so far.
+            "auto" does if there is room above the peak use so far. That is known once training has taken a step: after
+            `prepare`, where a hook of `attach` has run, or from the second save on.
         process_group: the ranks that save together; by default all.
         on_busy: what a save does that finds the last one still under way: "wait" for it, "skip" itself, or "supersede"
             it.
@@ -67,9 +71,9 @@ class Checkpointer:
         overwrite: whether a save may replace a step that is committed. The old one stays until the new one is.
         progress: called with (bytes done, bytes in all) during restores.
         device: the device of the state ("cuda:0", "cpu"), where it is to be known before the first save.
-        state: a state like those that will be saved. Then memory is made, rates are measured, and how long a save will
-            hold up training is logged and kept in `predicted_stall_s`. The memory of an automatic shadow is taken
-            later, by `prepare` or the first save.
+        state: a state like those that will be saved. Then rates are measured, and how long a save will hold up
+            training is logged and kept in `predicted_stall_s`. What memory was asked for by size or name is made now:
+            `staging_bytes`, and with `shadow=True` the shadow. Other memory is made as saves, or `prepare`, need it.
     """
 
     def __init__(
@@ -106,8 +110,12 @@ class Checkpointer:
         self._parent: int | None = None
         self._run: Run | None = None
         self._retention: Retention | None = None
-        self._hooks: list[Any] = []
-        self._preemption = Preemption(self._store, next_key(str(self._settings.directory)))
+        self._training = Training()
+        self._hooks: list[Attached] = []
+        store = weakref.WeakMethod(self._store)
+        self._preemption = Preemption(
+            lambda: _called(store), next_key(str(self._settings.directory))
+        )
         self._ranks_kept: Ranks | None = None
         #: Seconds that a save of the `state` given will hold up training; None if none was given.
         self.predicted_stall_s: float | None = None
@@ -149,8 +157,11 @@ class Checkpointer:
         """Saves a state: nested dicts and lists of tensors, modules, optimizers and whatever can be pickled.
 
         Returns when the state may be changed again; bytes go to the disk behind that. With `overlap` it returns at
-        once, and the state may be changed once `handle.staged()` says so; that is so by default after `attach`, whose
-        hook waits for it just before the next step. `blocking` returns when the step is committed, and copies nothing.
+        once, and the state may be changed once `handle.staged()` says so. After `attach` that is so by default for
+        what attached optimizers change, whose hooks wait just before their next step; all else is copied before. With
+        `blocking` it returns when the step is committed.
+
+        An exception that interrupts the call, Ctrl-C say, gives the save up, as long as it reads the state's memory.
 
         Args:
             step: the number of the step.
@@ -164,31 +175,28 @@ class Checkpointer:
                 `handle.wait()`.
         """
         self._check_process()
-        number = parse_step(step)
-        run = self._opened()
         overlapped = bool(self._hooks) if overlap is None else overlap
-        return run.save(number, state, per_rank, side_files, blocking, overlapped)
+        owned = None
+        if overlap is None and overlapped and not blocking:
+            owned = Owned(hook.optimizer for hook in self._hooks)
+        asked = Asked(step, state, per_rank, side_files, blocking, overlapped, owned)
+        return self._opened().save(asked)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Any:
         """Lets saves return before the state was copied: a hook waits for that just before the optimizer's next step,
-        so that copies overlap the forward and backward pass. Returns the hook, whose `remove()` undoes it."""
-        self._check_process()
-        hook = optimizer.register_step_pre_hook(self._before_step)
-        self._hooks.append(hook)
-        return Attached(self._hooks, hook)
+        so that copies overlap the forward and backward pass. Returns the hook, whose `remove()` undoes it.
 
-    def _before_step(self, *_: object) -> None:
-        last = None if self._run is None else self._run.last
-        if last is None or last._settled:
-            return
-        began = monotonic()
-        last.settle()
-        last._facts["hook_seconds"] = monotonic() - began
+        That goes for the optimizer's parameters and the tensors that it keeps for each, which nothing else may change
+        meanwhile. Saves copy everything else before they return: buffers, averaged weights, parameters of optimizers
+        that are not attached. Where that is more than 1 GiB a rank, they wait until all is copied."""
+        self._check_process()
+        hook = optimizer.register_step_pre_hook(self._training.before_step)
+        return Attached(self._hooks, optimizer, hook)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits for the save under way; False after `timeout` seconds. Raises its error."""
         last = None if self._run is None else self._run.last
-        return last is None or last.skipped or last.wait(timeout)
+        return last is None or last.wait(timeout)
 
     # Restoring
 
@@ -201,7 +209,7 @@ class Checkpointer:
         per_rank: dict[str, Any] | None = None,
         weights_only: bool = True,
     ) -> RestoreReport:
-        """Fills a state from a committed step. A collective call.
+        """Fills a state from a committed step, after the end of the save under way. A collective call.
 
         Tensors are filled where they are, from whatever ranks and meshes they were saved; other values are replaced in
         their dicts and lists; what has `load_state_dict` is given its state, optimizers also before their first step.
@@ -219,6 +227,9 @@ class Checkpointer:
             forebay.Error: on every rank the same. Tensors then hold garbage; nothing was given to `load_state_dict`.
         """
         self._check_process()
+        if self._run is not None:
+            # What it still reads is about to be overwritten.
+            self._run.finish(4)
         ranks = self._ranks()
         directory = self._settings.directory
         chosen = choose(directory, step, ranks)
@@ -339,23 +350,38 @@ class Checkpointer:
 
     def close(self, timeout: float | None = None) -> bool:
         """Waits for the save under way and gives everything back; False if it still runs after `timeout` seconds. A
-        save after that starts anew."""
+        save after that starts anew.
+
+        Raises the error of the last save, if it failed and nobody has asked for that: a job that ends well has its last
+        step. Everything was given back then. At the end of a `with` that an exception ends, it is a warning instead."""
+        over, error = self._end(timeout)
+        if error is not None:
+            raise error
+        return over
+
+    def _end(self, timeout: float | None) -> tuple[bool, Error | None]:
+        """Ends everything; whether that was possible in time, and the error of the last save that nobody has seen."""
         if self._pid != os.getpid():
-            return True
+            return True, None
+        error = None
         if self._run is not None:
             if not self._run.close(timeout):
-                return False
+                return False, None
             self._parent = self._run.parent
-        self._run = None
+            error = self._run.failure()
+        self._run = self._training.handle = None
         if self._retention is not None:
             self._retention.close(timeout)
             self._retention = None
-        for hook in self._hooks:
+        for hook in list(self._hooks):
             hook.remove()
-        self._hooks.clear()
         self._preemption.close()
         self._ranks_kept = None
-        return True
+        return True, error
+
+    def _exit(self, timeout: float) -> None:
+        """The end of the process. The error of the last save is in the log."""
+        self._end(timeout)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -366,7 +392,12 @@ class Checkpointer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+            return
+        _, failed = self._end(None)
+        if failed is not None:
+            warnings.warn(f"the last save failed: {failed}", stacklevel=2)
 
     def __reduce__(self) -> Any:
         raise usage("a Checkpointer cannot be pickled", "make one in each process")
@@ -385,7 +416,7 @@ class Checkpointer:
 
     def _opened(self) -> Run:
         if self._run is None:
-            self._run = Run(self._settings, self._after)
+            self._run = Run(self._settings, self._after, self._training)
             self._run.parent = self._parent
         return self._run
 
@@ -409,3 +440,9 @@ class Checkpointer:
         if self._pid != os.getpid():
             what = "this Checkpointer was made before a fork, in the parent"
             raise make("forked", what, None, ["make one in the child"])
+
+
+def _called(method: weakref.WeakMethod[Any]) -> Any:
+    """What a method returns; None where its object is gone."""
+    found = method()
+    return None if found is None else found()

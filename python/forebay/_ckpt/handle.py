@@ -6,9 +6,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from forebay._ckpt.background import Background
 from forebay._errors import Error, make
 
 Report = dict[str, Any]
+
+#: How long a save that is given up may go on reading the caller's memory: a hung disk must not hold an interrupt.
+_ABANDON_SECONDS = 10.0
 
 
 class Running(Protocol):
@@ -58,10 +62,12 @@ class SaveHandle:
 
         Raises the error of the save, if it failed before that.
         """
-        if self._settled or self._running is None:
+        # Once: another thread sets it to None when the save ends.
+        running = self._running
+        if self._settled or running is None:
             return True
         try:
-            return self._running.staged(timeout)
+            return running.staged(timeout)
         except Error as error:
             self._seen = True
             raise self._named(error) from error
@@ -74,13 +80,22 @@ class SaveHandle:
         return make(error.code, what, error.where, error.hints, error.causes)
 
     def settle(self) -> None:
-        """Waits until the state may be changed, however the save goes: whoever waits for the save gets its error."""
+        """Waits until the state may be changed, however the save goes: whoever waits for the save gets its error. An
+        interrupt gives the save up, and is raised when the memory is no longer read."""
         seen = self._seen
         try:
             self.staged()
         except Error:
             self._seen = seen
+        except BaseException:
+            self.abandon()
+            raise
         self._settled = True
+
+    def abandon(self) -> None:
+        """Gives the save up for a caller who is interrupted while its memory is read; returns when that is over."""
+        self.cancel()
+        self._over.wait(_ABANDON_SECONDS)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the step is committed: whole, durable, and what `latest` names. False after `timeout` seconds,
@@ -116,9 +131,10 @@ class SaveHandle:
 
     def cancel(self) -> None:
         """Gives the save up, unless it is committed already. Other ranks see it fail."""
-        if self._running is not None and not self.done():
+        running = self._running
+        if running is not None and not self.done():
             self.cancelled = True
-            self._running.cancel()
+            running.cancel()
 
     def __repr__(self) -> str:
         if self.skipped:
@@ -131,43 +147,25 @@ class SaveHandle:
 
 
 class Watcher:
-    """One thread that waits for saves and settles what comes after each: it makes no collective calls."""
+    """Waits for saves and settles what comes after each, on a thread of its own: it makes no collective calls. It holds
+    what `after` needs as long as a save is under way, and no longer."""
 
-    def __init__(self, after: Callable[[SaveHandle], None]) -> None:
-        self._after = after
-        self._lock = threading.Condition()
-        self._waiting: list[SaveHandle] = []
-        self._thread: threading.Thread | None = None
-        self._closed = False
+    def __init__(self) -> None:
+        self._line = Background("forebay-saves")
 
-    def watch(self, handle: SaveHandle) -> None:
-        """Takes a save; they end in the order in which they were taken."""
-        with self._lock:
-            self._waiting.append(handle)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="forebay-saves", daemon=True)
-                self._thread.start()
-            self._lock.notify()
+    def watch(self, handle: SaveHandle, after: Callable[[SaveHandle], None]) -> None:
+        """Takes a save; they end in the order in which they were taken. Errors: `RuntimeError` where no thread can be
+        started."""
+
+        def job() -> None:
+            settle(handle)
+            after(handle)
+
+        self._line.put(job)
 
     def close(self, timeout: float | None) -> None:
-        """Lets the thread go once all saves have ended."""
-        with self._lock:
-            self._closed = True
-            self._lock.notify()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
-
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                while not self._waiting and not self._closed:
-                    self._lock.wait()
-                if not self._waiting:
-                    return
-                handle = self._waiting.pop(0)
-            settle(handle)
-            self._after(handle)
+        """Waits until all saves have ended and what comes after them is done."""
+        self._line.close(timeout)
 
 
 def settle(handle: SaveHandle) -> None:

@@ -319,6 +319,7 @@ def same_layout(layout: Layout, name: str, tensor: Any, describer: Describer) ->
         if not is_dtensor(tensor):
             return False
         now = describer.layout_of(name, tensor)
-        return (now.ranks, now.placements) == (layout.ranks, layout.placements)
+        was = (layout.ranks, layout.sides, layout.placements)
+        return (now.ranks, now.sides, now.placements) == was
     held = describer.describe(name, tensor)
     return held is not None and held.layout == layout

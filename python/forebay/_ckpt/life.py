@@ -1,13 +1,16 @@
-"""The ends of things: the exit of the interpreter, forks, hooks that are removed."""
+"""The ends of things: the exit of the interpreter, and forks."""
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import weakref
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
+
+_log = logging.getLogger("forebay")
 
 #: An exit waits so long for saves under way: a hung file system must not hold it for ever.
 EXIT_WAIT_SECONDS = 600.0
@@ -16,21 +19,7 @@ EXIT_WAIT_SECONDS = 600.0
 class Closes(Protocol):
     """What the exit closes."""
 
-    def close(self, timeout: float | None = None) -> bool: ...
-
-
-class Attached:
-    """A hook of an optimizer that can be removed."""
-
-    def __init__(self, hooks: list[Any], hook: Any) -> None:
-        self._hooks = hooks
-        self._hook = hook
-
-    def remove(self) -> None:
-        """Removes the hook; saves wait for their copies again."""
-        self._hook.remove()
-        if self._hook in self._hooks:
-            self._hooks.remove(self._hook)
+    def _exit(self, timeout: float) -> None: ...
 
 
 _lock = threading.Lock()
@@ -60,7 +49,11 @@ def _after_fork() -> None:
 def _at_exit() -> None:
     deadline = monotonic() + EXIT_WAIT_SECONDS
     for checkpointer in list(_open):
-        checkpointer.close(max(deadline - monotonic(), 0.0))
+        try:
+            checkpointer._exit(max(deadline - monotonic(), 0.0))
+        except Exception:
+            # The others have saves under way too.
+            _log.exception("forebay: %r could not be closed", checkpointer)
 
 
 os.register_at_fork(after_in_child=_after_fork)

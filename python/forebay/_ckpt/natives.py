@@ -3,6 +3,7 @@ directory."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import platform
@@ -55,20 +56,22 @@ class Natives:
                 raise error
             self.epoch = epoch
             return
-        answers = ranks.exchange({"error": None, "epoch": epoch, "who": _who(ranks)})
+        record = None if epoch is None else self._record(epoch)
+        told = {"error": None, "epoch": epoch, "record": record, "who": _who(ranks)}
+        answers = ranks.exchange(told)
         ranks.raise_first(error)
         self.epoch = int(answers[0]["epoch"])
         if ranks.rank:
             try:
-                self._see_rank_0()
+                self._see_rank_0(str(answers[0]["record"]))
                 self.saver(device, ranks)
             except Error as raised:
                 error = raised
         hints = None
         if error is None:
             hints = self._open_hints(run_id, ranks, [answer["who"] for answer in answers])
-        told = None if error is None else describe(error)
-        answers = ranks.exchange({"error": told, "hints": hints is not None})
+        failed = None if error is None else describe(error)
+        answers = ranks.exchange({"error": failed, "hints": hints is not None})
         raise_any([answer["error"] for answer in answers], ranks.rank, error)
         # A rank that cannot be heard of would pass for dead.
         if hints is not None and all(answer["hints"] for answer in answers):
@@ -90,21 +93,28 @@ class Natives:
         """What tells ranks of one another sooner, where there is something."""
         return None if self._hints is None else self._hints.native
 
-    def _see_rank_0(self) -> None:
-        """Whether the directory here is the one that rank 0 writes to."""
+    def _see_rank_0(self, record: str) -> None:
+        """Whether the directory here is the one that rank 0 writes to: the record of its epoch is in it."""
+        assert self.epoch is not None
         until = time.monotonic() + _LOOK_SECONDS
-        while not self._is_there():
+        while self._record(self.epoch) != record:
             if time.monotonic() > until:
                 what = "what rank 0 wrote does not show here: the directory is not shared"
                 hint = "checkpoints of several nodes need a file system that all of them mount"
                 raise make("not_found", what, str(self.settings.directory), [hint])
             time.sleep(0.05)
 
-    def _is_there(self) -> bool:
+    def _record(self, epoch: int) -> str | None:
+        """A checksum of the record of an epoch, which has a number in it that was drawn; None where it is not there."""
+        folder = self.settings.directory / ".forebay" / "epoch"
+        name = f"{epoch:08x}"
         try:
-            return bool(os.listdir(self.settings.directory))
+            # A look at the folder first: some networked file systems remember that a name was not there.
+            if name not in os.listdir(folder):
+                return None
+            return hashlib.sha256((folder / name).read_bytes()).hexdigest()
         except OSError:
-            return False
+            return None
 
     def saver(self, device: str, ranks: Ranks) -> _native.Saver:
         """The native saver of a device."""
@@ -123,6 +133,24 @@ class Natives:
                 who=_who(ranks),
             )
         return found
+
+    def witness(self, device: str, ranks: Ranks) -> _native.Saver:
+        """A saver that is there already, or one without memory: for saves of nothing, which only tell."""
+        for saver in self._savers.values():
+            return saver
+        assert self.run_id is not None
+        own = engine(device, Options())
+        pool = _native.Pool(own, 0, prewarm=False)
+        return _native.Saver(
+            self.settings.directory,
+            rank=ranks.rank,
+            world=ranks.size,
+            run_id=self.run_id,
+            engine=own,
+            pool=pool,
+            overwrite=self.settings.overwrite,
+            who=_who(ranks),
+        )
 
     def pool(self, device: str) -> _native.Pool:
         """The staging pool of a device."""

@@ -89,18 +89,17 @@ def _group_count() -> int:
     return len(getattr(world, "pg_names", ()))
 
 
-_of_host: weakref.WeakKeyDictionary[Ranks, dict[tuple[int, ...], Ranks]] = (
-    weakref.WeakKeyDictionary()
-)
+#: By the group that restores, and the members of it on this host.
+_of_host: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], Ranks]] = weakref.WeakKeyDictionary()
 
 
 def _ranks_of_host(ranks: Ranks, members: list[int]) -> Ranks:
-    """A group of these ranks alone, made once. A collective call of theirs."""
-    known = _of_host.setdefault(ranks, {})
+    """A group of these ranks alone, made once for all who restore with that group. A collective call of theirs."""
+    distributed = torch.distributed
+    whole = ranks.whole
+    known = _of_host.setdefault(whole, {})
     key = tuple(members)
     if key not in known:
-        distributed = torch.distributed
-        whole = ranks._group or distributed.distributed_c10d._get_default_group()
         numbers = distributed.get_process_group_ranks(whole)
         known[key] = Ranks(
             distributed.new_group(

@@ -25,9 +25,10 @@ from forebay._ckpt.held import (
     memory_of,
     same_layout,
 )
+from forebay._ckpt.kinds import OWN_TYPES
 from forebay._ckpt.perrank import PER_RANK
 from forebay._ckpt.ties import find_ties
-from forebay._errors import quoted, usage
+from forebay._errors import Error, quoted, usage
 
 
 @dataclass(slots=True, eq=False)
@@ -140,23 +141,39 @@ def fits(
             return None
         if [one.dtype for one in tensors] != plan.dtypes:
             return None
-        if any(hasattr(one, "global_shape") for one in tensors) and not plan.cut:
+        if any(
+            held.layout is PLAIN and hasattr(one, "global_shape")
+            for one, held in zip(tensors, plan.held, strict=True)
+        ):
             return None
         for at in plan.cut:
             place = plan.tensors[at]
             if not same_layout(plan.held[at].layout, plan.names[place], values[place], describer):
                 return None
+        for place in plan.elsewhere:
+            # Its mesh may have come to include this rank.
+            if describer.describe(plan.names[place], values[place]) is not None:
+                return None
         pieces = memory(plan, values)
+        if not all(_is_whole(pieces[at], plan.held[at]) for at in plan.cut):
+            return None
         seen = _look(pieces)
         if seen != plan.seen:
             ties = find_ties([plan.names[place] for place in plan.tensors], pieces)
             if ties != plan.ties:
                 return None
             plan.seen = seen
-    except RuntimeError:
+    except (Error, RuntimeError):
         # A tensor without memory to point at (it became sparse, say). Describing it says what is wrong.
         return None
     return values, pieces
+
+
+def _is_whole(pieces: Sequence[torch.Tensor], held: Held) -> bool:
+    """Whether pieces are as large as the regions that they are written as: a local part may be exchanged."""
+    if not held.regions:
+        return not any(piece.numel() for piece in pieces)
+    return [tuple(piece.shape) for piece in pieces] == [sizes for _, sizes in held.regions]
 
 
 def _same_kinds(plan: Plan, values: Sequence[Any]) -> bool:
@@ -165,9 +182,11 @@ def _same_kinds(plan: Plan, values: Sequence[Any]) -> bool:
         for before, now, value in zip(plan.types, types, values, strict=True):
             if before is now:
                 continue
-            if issubclass(before, torch.Tensor) != issubclass(now, torch.Tensor):
-                return False
-            if not is_leaf(value):
+            if issubclass(before, torch.Tensor) or issubclass(now, torch.Tensor):
+                # Classes of tensors lie in memory in ways of their own; only plain ones are alike.
+                if before not in OWN_TYPES or now not in OWN_TYPES:
+                    return False
+            elif not is_leaf(value):
                 return False
         plan.types = types
     return all(is_leaf(values[place]) for place in plan.objects)

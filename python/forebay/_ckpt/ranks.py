@@ -7,13 +7,17 @@ business in GPU memory.
 
 `meet` comes before a collective that only some ranks might call, as when the state of one rank alone was rebuilt:
 ranks count themselves in torch's store and go on when all are there. If others stay away the caller gets an error that
-says so, instead of a collective that hangs, or meets another one's.
+says so, instead of a collective that hangs, or meets another one's. A rank that failed on its way tells those who wait
+(`stay_away`), so that they fail with its error, and at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import json
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -26,6 +30,10 @@ from forebay._errors import Error, make
 #: How often `meet` looks.
 _LOOK_SECONDS = 0.005
 _LOOK_SECONDS_MAX = 0.25
+
+#: The groups that were made beside groups without a CPU backend, by those: a job that makes many checkpointers, or
+#: closes and opens them, makes each once.
+_beside: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class Ranks:
@@ -101,23 +109,40 @@ class Ranks:
         told = None if error is None else describe(error)
         raise_any([answer["error"] for answer in self.exchange({"error": told})], self.rank, error)
 
-    def meet(self, name: str, patience_seconds: float, left: Callable[[int, int], Error]) -> None:
-        """Waits until every rank has come to `name`. `left(came, size)` makes the error if some do not."""
+    def meet(
+        self,
+        name: str,
+        patience_seconds: float,
+        in_vain: Callable[[], bool],
+        left: Callable[[int, int], Error],
+    ) -> None:
+        """Waits until every rank has come to `name`. `left(came, size)` makes the error if some do not, or `in_vain`
+        says that they will not."""
         if self.alone:
             return
         store = self.store()
         if store is None:
             return
-        key = f"forebay/meet/{name}"
+        key = _meeting(name)
         came = int(store.add(key, 1))
         until = time.monotonic() + patience_seconds
         pause = _LOOK_SECONDS
         while came < self.size:
-            if time.monotonic() > until:
+            _raise_absence(store, key)
+            if time.monotonic() > until or (pause >= _LOOK_SECONDS_MAX and in_vain()):
                 raise left(came, self.size)
             time.sleep(pause)
             pause = min(pause * 1.5, _LOOK_SECONDS_MAX)
             came = int(store.add(key, 0))
+
+    def stay_away(self, name: str, error: Error) -> None:
+        """Tells those who wait at `name`, or will, that this rank does not come, and why. The first to say so is
+        heard."""
+        store = None if self.alone else self.store()
+        if store is not None:
+            text = json.dumps({"rank": self.rank, "error": describe(error)})
+            with contextlib.suppress(RuntimeError):
+                store.compare_set(_meeting(name) + _ABSENCE, "", text)
 
     def store(self) -> Any:
         """torch's key-value store of the group; `None` where there is none."""
@@ -131,19 +156,40 @@ class Ranks:
         except (AttributeError, RuntimeError, ValueError):
             return None
 
+    @property
+    def whole(self) -> Any:
+        """The group of these ranks, as torch has it."""
+        return self._group or torch.distributed.distributed_c10d._get_default_group()
+
     def _open_channel(self) -> Any:
         if self._channel is None:
-            self._channel = self._group or torch.distributed.distributed_c10d._get_default_group()
-            if not _has_cpu_backend(self._channel):
-                members = torch.distributed.get_process_group_ranks(self._channel)
+            whole = self.whole
+            self._channel = whole if _has_cpu_backend(whole) else _beside.get(whole)
+            if self._channel is None:
                 own = self._group is not None
                 self._channel = torch.distributed.new_group(
-                    members if own else None,
+                    torch.distributed.get_process_group_ranks(whole) if own else None,
                     timeout=timedelta(minutes=30),
                     backend="gloo",
                     use_local_synchronization=own,
                 )
+                _beside[whole] = self._channel
         return self._channel
+
+
+#: After the key of a meeting: who does not come.
+_ABSENCE = "/away"
+
+
+def _meeting(name: str) -> str:
+    return f"forebay/meet/{name}"
+
+
+def _raise_absence(store: Any, key: str) -> None:
+    """Raises what keeps a rank away from a meeting, if one said so."""
+    if store.check([key + _ABSENCE]):
+        told = json.loads(store.get(key + _ABSENCE))
+        raise _made(told["error"], int(told["rank"]))
 
 
 def _has_cpu_backend(group: Any) -> bool:

@@ -12,7 +12,9 @@ from time import monotonic
 from typing import Any
 
 from forebay import _native
-from forebay._ckpt.settings import Settings
+from forebay._ckpt import stall
+from forebay._ckpt.background import Background
+from forebay._ckpt.settings import Settings, check_count
 from forebay._errors import Error, usage
 
 _log = logging.getLogger("forebay")
@@ -32,10 +34,9 @@ class Retention:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._lock = threading.Condition()
+        self._line = Background("forebay-prune")
+        self._lock = threading.Lock()
         self._asked = False
-        self._closed = False
-        self._thread: threading.Thread | None = None
         #: When leftovers were last looked for.
         self._collected: float | None = None
 
@@ -52,44 +53,36 @@ class Retention:
                 return
             self._collected = now
         with self._lock:
+            if self._asked:
+                return
             self._asked = True
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="forebay-prune", daemon=True)
-                self._thread.start()
-            self._lock.notify()
+        self._line.put(self._work)
 
     def close(self, timeout: float | None) -> None:
-        """Lets what was asked for be done, and the thread go."""
-        with self._lock:
-            self._closed = True
-            thread = self._thread
-            self._lock.notify()
-        if thread is not None:
-            thread.join(timeout)
+        """Waits until what was asked for is done."""
+        self._line.close(timeout)
 
-    def _run(self) -> None:
-        while True:
-            with self._lock:
-                while not self._asked and not self._closed:
-                    self._lock.wait()
-                if not self._asked:
-                    return
-                self._asked = False
-            try:
-                if self.wanted:
-                    prune(self._settings)
-                else:
-                    collect(self._settings)
-            except Error as error:
-                # The steps stay; the next commit asks again.
-                _log.warning("forebay: old steps could not be removed: %s", error)
+    def _work(self) -> None:
+        with self._lock:
+            self._asked = False
+        try:
+            if self.wanted:
+                prune(self._settings)
+                stall.collect_probes(self._settings.directory, LEFTOVER_SECONDS)
+            else:
+                collect(self._settings)
+        except (Error, OSError) as error:
+            # The steps stay; the next commit asks again.
+            _log.warning("forebay: old steps could not be removed: %s", error)
 
 
 def collect(
     settings: Settings, grace_s: float = LEFTOVER_SECONDS, dry_run: bool = False
 ) -> list[tuple[str, int]]:
-    """Removes what saves left that did not end, and what overwritten steps were made of; returns names and bytes."""
-    return _native.gc(settings.directory, grace_s=grace_s, dry_run=dry_run)
+    """Removes what saves and measurements left that did not end, and what overwritten steps were made of; returns names
+    and bytes."""
+    removed = _native.gc(settings.directory, grace_s=grace_s, dry_run=dry_run)
+    return removed + stall.collect_probes(settings.directory, grace_s, dry_run)
 
 
 def prune(
@@ -100,7 +93,9 @@ def prune(
     grace_s: float = GRACE_SECONDS,
     dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Removes steps that no rule keeps; returns what was unpublished and removed, or would be."""
+    """Removes steps that no rule keeps; returns what was unpublished and removed, or would be. Errors: `usage`."""
+    check_count("keep_last", keep_last)
+    check_count("keep_every", keep_every)
     last = settings.keep_last if keep_last is None else keep_last
     every = settings.keep_every if keep_every is None else keep_every
     if last is None and every is None:
@@ -108,7 +103,7 @@ def prune(
     return _native.prune(
         settings.directory,
         # The newest stays in any case.
-        keep_last=last or 1,
+        keep_last=1 if last is None else last,
         keep_every=every,
         pins=list(pins),
         grace_s=grace_s,

@@ -11,95 +11,135 @@ from __future__ import annotations
 import contextlib
 import platform
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
-from time import perf_counter
+from time import monotonic, perf_counter, sleep
 from typing import Any
 
 import torch
 
 from forebay import _native
 from forebay._ckpt import layout
-from forebay._ckpt.handle import Report, Running, SaveHandle, Watcher
+from forebay._ckpt.handle import Report, Running, SaveHandle, Watcher, settle
 from forebay._ckpt.held import Plain
 from forebay._ckpt.natives import Natives
 from forebay._ckpt.plans import Plan
 from forebay._ckpt.quiet import quiet
 from forebay._ckpt.ranks import Ranks
-from forebay._ckpt.settings import Settings
+from forebay._ckpt.settings import Settings, parse_step
+from forebay._ckpt.sidefiles import SideFiles, listed
 from forebay._ckpt.snapshot import Snapshot, Snapshots, device_of
 from forebay._ckpt.stall import Stall
 from forebay._ckpt.structures import Ready, Structures
-from forebay._errors import Error, quoted, usage
+from forebay._ckpt.training import Owned, Training
+from forebay._errors import Error, make, usage
 
-#: With what the native part puts before it, a name has to fit 255 bytes.
-_SIDE_NAME_BYTES = 200
-
-#: How long a rank that cannot save waits until others know.
+#: How long a rank that cannot save waits until others know, and how long it looks for what they save.
 _WITHDRAW_SECONDS = 5.0
+_LOOK_SECONDS = 2.0
 
-SideFiles = Mapping[str, bytes]
+#: What follows a save, on the watching thread.
+After = Callable[[SaveHandle], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """The arguments of a save; see `Checkpointer.save`."""
+
+    step: Any
+    state: Any
+    per_rank: Any
+    side_files: SideFiles | None
+    blocking: bool
+    #: Whether it may return before the memory was copied, and if hooks see to that, which memory those answer for.
+    overlap: bool
+    owned: Owned | None = None
 
 
 class Run:
-    """See the module."""
+    """See the module. It holds nothing of the checkpointer that has it, so that both go when nobody needs them; while a
+    save is under way, that holds both."""
 
-    def __init__(self, settings: Settings, after: Callable[[SaveHandle], None]) -> None:
+    def __init__(self, settings: Settings, after: After, training: Training) -> None:
         self.settings = settings
+        self.training = training
         self.ranks = Ranks(settings.process_group)
         self.natives = Natives(settings)
-        self.structures = Structures(self.ranks, settings.threads, self._open)
-        self.snapshots = Snapshots(settings.shadow)
+        self.structures = Structures(self.ranks, settings.threads, settings.directory)
+        self.snapshots = Snapshots(settings.shadow, training)
         self.stall = Stall()
-        self.watcher = Watcher(after)
+        self.watcher = Watcher()
+        self._after = weakref.WeakMethod(after)
         self.last: SaveHandle | None = None
         #: The step that the state came from: the last one restored or committed.
         self.parent: int | None = None
         self._counter = 0
 
-    def save(
-        self,
-        step: int,
-        state: Any,
-        per_rank: Any,
-        side_files: SideFiles | None,
-        blocking: bool,
-        overlap: bool,
-    ) -> SaveHandle:
+    def save(self, asked: Asked) -> SaveHandle:
         """Starts a save; see `Checkpointer.save`."""
         began = perf_counter()
-        if self.ranks.stale:
-            self._find_ranks()
-        files = _side_files(side_files)
+        # Before anything can go wrong: ranks must go on counting alike.
         self._counter += 1
-        if not self._make_way():
-            return SaveHandle(step, None, {"counter": self._counter}, skipped=True)
-        waited = perf_counter()
+        step, files, failure = _checked(asked)
         try:
-            with quiet():
-                ready = self.structures.prepare(self._counter, step, state, per_rank)
-                planned = perf_counter()
-                snapshot = self._snapshot(ready.tensors, blocking)
-                running = self._start(step, ready, snapshot, files, blocking)
+            if self.ranks.stale:
+                self._find_ranks()
+            goes = self._make_way()
+            waited = perf_counter()
+            if goes:
+                with quiet():
+                    ready = self._ready(step, asked, failure)
+                    planned = perf_counter()
+                    assert step is not None
+                    snapshot = self._snapshot(ready.tensors, asked)
+                    running = self._start(step, ready, snapshot, files, asked.blocking)
         except BaseException as error:
             self._withdraw(step, error)
             raise
+        if not goes and failure is not None:
+            raise failure
+        assert step is not None
+        if not goes:
+            return SaveHandle(step, None, {"counter": self._counter}, skipped=True)
         facts = self._facts(ready, snapshot)
         facts["busy_seconds"] = waited - began
         facts["plan_seconds"] = planned - waited
         facts["start_seconds"] = perf_counter() - planned
         rank = None if self.ranks.alone else self.ranks.rank
         handle = SaveHandle(step, running, facts, snapshot.settled, rank=rank)
-        self.last = handle
-        self.watcher.watch(handle)
+        self.last = self.training.handle = handle
         try:
-            if blocking:
+            self._watch(handle)
+            if asked.blocking:
                 handle.wait()
-            elif not overlap:
+            elif not asked.overlap or (asked.owned is not None and not snapshot.rest_settled):
                 handle.settle()
+        except Error:
+            raise
+        except BaseException:
+            # The caller's memory is still read, and may change as soon as it has this.
+            handle.abandon()
+            raise
         finally:
             facts["stall_seconds"] = perf_counter() - began
         return handle
+
+    def _ready(self, step: int | None, asked: Asked, failure: Exception | None) -> Ready:
+        """What is to be written. Collective, if it is the first of its kind. Raises at least `failure`."""
+        state, own = asked.state, asked.per_rank
+        return self.structures.prepare(self._counter, step or 0, state, own, self._open, failure)
+
+    def _watch(self, handle: SaveHandle) -> None:
+        """Lets the end of a save be seen. Without a thread for that there is no save."""
+        try:
+            self.watcher.watch(handle, self._after() or _nothing)
+        except RuntimeError as error:
+            handle.cancel()
+            settle(handle)
+            hint = "raise the limit on processes"
+            raise make("io", f"no thread for a save: {error}", None, [hint]) from error
 
     def _facts(self, ready: Ready, snapshot: Snapshot) -> Report:
         """What the report says beside the native part's numbers."""
@@ -121,7 +161,7 @@ class Run:
             what = "torch.distributed was initialized after the first save"
             raise usage(what, "call close() before, then every rank starts anew")
         self.ranks = Ranks(self.settings.process_group)
-        self.structures = Structures(self.ranks, self.settings.threads, self._open)
+        self.structures = Structures(self.ranks, self.settings.threads, self.settings.directory)
 
     def _make_way(self) -> bool:
         """Deals with the save before; False if this one is to be left out."""
@@ -134,9 +174,19 @@ class Run:
         if policy == "supersede":
             last.cancel()
         # Its memory is used again: it must be over, however it ended.
-        last._over.wait()
-        self._learn(last)
+        self.finish(6)
         return True
+
+    def finish(self, level: int) -> None:
+        """Waits for the end of the last save. `level`: the caller's, of a warning about it."""
+        last, self.last = self.last, None
+        if last is not None:
+            try:
+                last._over.wait()
+            except BaseException:
+                self.last = last
+                raise
+            self._learn(last, level)
 
     def _go(self, done: bool) -> bool:
         """Whether this save happens: the rank that comes first decides for all of them."""
@@ -150,20 +200,23 @@ class Run:
         decided: bytes = store.compare_set(key, "", "go" if done else "skip")
         return decided == b"go"
 
-    def _learn(self, last: SaveHandle) -> None:
+    def _learn(self, last: SaveHandle, level: int) -> None:
         """What the save before means for the next one."""
         error = last._error
+        if error is not None and error.code == "structure_mismatch":
+            # All ranks have this error, so all agree anew.
+            self.structures.renew()
         if error is None:
             self.parent = last.step
             self.stall.learn(last.result())
         elif not last._seen and not last.cancelled:
             last._seen = True
-            warnings.warn(f"the save of step {last.step} failed: {error}", stacklevel=5)
+            warnings.warn(f"the save of step {last.step} failed: {error}", stacklevel=level)
 
-    def _snapshot(self, tensors: Sequence[torch.Tensor], blocking: bool) -> Snapshot:
+    def _snapshot(self, tensors: Sequence[torch.Tensor], asked: Asked) -> Snapshot:
         self.snapshots.staging_bytes = self.natives.staging_bytes
         self.snapshots.device = self._device(tensors)
-        return self.snapshots.take(tensors, blocking)
+        return self.snapshots.take(tensors, asked.blocking, asked.owned)
 
     def _device(self, tensors: Sequence[torch.Tensor]) -> str:
         return self.settings.device or device_of(tensors)
@@ -201,14 +254,25 @@ class Run:
             keep=snapshot.keep,
         )
 
-    def _withdraw(self, step: int, error: BaseException) -> None:
-        """Lets other ranks, which may have started this save, see at once that this one does not: it contributes a
-        structure that no other has."""
+    def _withdraw(self, step: int | None, error: BaseException) -> None:
+        """Lets other ranks, which may have started this save or wait for this rank, see at once that it does not take
+        part: it contributes a structure that no other has. Whatever goes wrong with that, `error` is what counts.
+        `step` is None where this rank was not told it: then it is the one that others have begun."""
         if self.ranks.alone or not self.structures.known:
             return
-        with contextlib.suppress(Error):
+        # The others hear of a structure that is not theirs, and agree anew.
+        self.structures.renew()
+        with contextlib.suppress(Exception):
+            self.structures.stay_away(self._counter, _as_error(error))
+        until = monotonic() + _LOOK_SECONDS
+        while step is None and monotonic() < until:
+            step = self.structures.step_of(self._counter)
+            sleep(0.0 if step is not None else 0.05)
+        if step is None:
+            return
+        with contextlib.suppress(Exception):
             empty = _native.Structure([], rank=self.ranks.rank, world=self.ranks.size)
-            running = self.natives.saver("host", self.ranks).start(
+            running = self.natives.witness(self.snapshots.device, self.ranks).start(
                 step,
                 empty,
                 [],
@@ -229,6 +293,8 @@ class Run:
 
         `stepped`: a full step of training has run, so what is free of the GPU's memory now is free for good. Before
         that a shadow takes memory only if it was asked for by name."""
+        if stepped:
+            self.training.stepped = True
         plan, pieces = self.structures.describe(state)
         device, size = self._device(pieces), _share(plan, self.ranks.size)
         pool, staging = self.natives.pool(device), self.natives.staging_bytes
@@ -242,15 +308,10 @@ class Run:
         return mode, self.stall.predict(mode, size, len(pieces), staging)
 
     def rebase(self, step: int) -> None:
-        """The state is now that of `step`: saves go on from there. From another step than the last they are a new run,
-        so that what was saved after that step is not taken for newer. The same on all ranks."""
-        if self.last is not None:
-            self.last._over.wait()
-            self._learn(self.last)
-            self.last = None
-        if self.parent != step and self.structures.known:
-            self.structures.forget()
-            self.natives.forget()
+        """The state is now that of `step`: saves go on from there, as a new run, so that what was saved after that step
+        is not taken for newer. Always, and so on all ranks: they may not agree on what was saved last."""
+        self.structures.forget()
+        self.natives.forget()
         self.parent = step
 
     def release(self) -> None:
@@ -263,14 +324,42 @@ class Run:
     def close(self, timeout: float | None) -> bool:
         """Waits for the save under way; False if it still is after `timeout` seconds."""
         last = self.last
-        over = last is None or last._over.wait(timeout)
-        if over:
-            self.watcher.close(timeout)
-            if last is not None:
-                self._learn(last)
-            self.release()
-            self.natives.forget()
-        return over
+        if last is not None and not last._over.wait(timeout):
+            return False
+        self.watcher.close(timeout)
+        if last is not None and last._error is None:
+            self.parent = last.step
+        self.release()
+        self.natives.forget()
+        return True
+
+    def failure(self) -> Error | None:
+        """The error of the last save, if it ended with one that nobody has seen or caused; from now on it is seen."""
+        last = self.last
+        if last is None or last._seen or last.cancelled:
+            return None
+        last._seen = True
+        return last._error
+
+
+def _nothing(_: SaveHandle) -> None:
+    """What follows a save whose checkpointer is gone."""
+
+
+def _checked(asked: Asked) -> tuple[int | None, list[tuple[str, bytes]], Exception | None]:
+    """The step of a save, None if it is none; the side files; and what is wrong with the arguments."""
+    step = None
+    try:
+        step = parse_step(asked.step)
+        return step, listed(asked.side_files), None
+    except Exception as error:
+        return step, [], error
+
+
+def _as_error(error: BaseException) -> Error:
+    if isinstance(error, Error):
+        return error
+    return usage(f"the save failed: {type(error).__name__}: {error}")
 
 
 def _share(plan: Plan, size: int) -> int:
@@ -280,17 +369,3 @@ def _share(plan: Plan, size: int) -> int:
         bytes_ = sum(prod(sizes) for _, sizes in place.regions) * layout.element_bytes(place.dtype)
         held += bytes_ // size if isinstance(place.layout, Plain) else bytes_
     return held
-
-
-def _side_files(files: SideFiles | None) -> list[tuple[str, bytes]]:
-    """Side files as the native part takes them. Errors: `usage`."""
-    listed = []
-    for name, data in (files or {}).items():
-        if not isinstance(name, str) or not isinstance(data, bytes | bytearray | memoryview):
-            raise usage(f"side file {name!r} is {type(data).__name__}, a name and bytes are needed")
-        plain = name.isprintable() and not set(name) & set("/\\") and name[:1] not in ("", ".")
-        if not plain or len(name.encode()) > _SIDE_NAME_BYTES:
-            hint = "one name without folders, that does not start with a dot"
-            raise usage(f"a side file cannot be called {quoted(name)}", hint)
-        listed.append((name, bytes(data)))
-    return listed

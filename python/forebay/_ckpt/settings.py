@@ -63,13 +63,9 @@ def parse(
         raise usage(f"shadow is {shadow!r}, 'auto', True or False is needed")
     if on_busy not in ("wait", "skip", "supersede"):
         raise usage(f"on_busy is {on_busy!r}, 'wait', 'skip' or 'supersede' is needed")
-    for name, value, most in (
-        ("keep_last", keep_last, STEP_MAX),
-        ("keep_every", keep_every, STEP_MAX),
-        ("threads", threads, _THREADS_MAX),
-    ):
-        if value is not None and (type(value) is not int or not 1 <= value <= most):
-            raise usage(f"{name} is {value!r}, a whole number from 1 is needed")
+    check_count("keep_last", keep_last)
+    check_count("keep_every", keep_every)
+    check_count("threads", threads, _THREADS_MAX)
     return Settings(
         Path(directory).absolute(),
         None if staging_bytes is None else parse_size(staging_bytes),
@@ -83,6 +79,12 @@ def parse(
         progress,
         None if device is None else _device_name(device),
     )
+
+
+def check_count(name: str, value: object, most: int = STEP_MAX) -> None:
+    """Checks a count that may be left out. Errors: `usage`."""
+    if value is not None and (type(value) is not int or not 1 <= value <= most):
+        raise usage(f"{name} is {value!r}, a whole number from 1 is needed")
 
 
 def _device_name(device: object) -> str:

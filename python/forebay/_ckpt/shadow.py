@@ -5,7 +5,7 @@ so training goes on at once, and the bytes leave the device later. It is one buf
 cut into views that are kept from save to save; `torch._foreach_copy_` fills them in a few launches.
 
 How much memory there is for it is known once a full step has run: the peak of torch's allocator counts activations and
-gradients. `headroom` says what is left above that peak.
+gradients. Programs reset that peak, so `Peak` keeps a maximum of its own; `headroom` says what is left above it.
 """
 
 from __future__ import annotations
@@ -94,10 +94,39 @@ def size_of(tensors: Sequence[torch.Tensor]) -> int:
     return sum(-(-tensor.nbytes // ALIGN_BYTES) * ALIGN_BYTES for tensor in tensors)
 
 
-def headroom(device: torch.device) -> int:
-    """Bytes of a GPU that neither the peak of torch's allocator nor other processes took, less a margin. May be
-    negative."""
+@dataclass(slots=True, eq=False)
+class Peak:
+    """The most memory of a GPU that tensors of this process took at one time, without shadows."""
+
+    device: torch.device
+    #: In bytes, as far as it was seen.
+    bytes: int = 0
+    #: Memory that the shadow takes now.
+    shadow_bytes: int = 0
+    #: A reading of torch's peak that may have a shadow in it which is no more.
+    _stale: int = -1
+
+    def look(self) -> None:
+        """Takes in torch's peak, which goes back to what is in use when the program resets it. A reading from before
+        the shadow was made must have been taken in before."""
+        reading = _torch_peak(self.device)
+        if reading != self._stale:
+            self.bytes = max(self.bytes, reading - self.shadow_bytes)
+
+    def shadow_is(self, size: int) -> None:
+        """The shadow takes so many bytes from now on."""
+        if size < self.shadow_bytes:
+            self._stale = _torch_peak(self.device)
+        self.shadow_bytes = size
+
+
+def _torch_peak(device: torch.device) -> int:
+    return int(torch.cuda.max_memory_allocated(device))
+
+
+def headroom(device: torch.device, peak: int) -> int:
+    """Bytes that a shadow may take on a GPU where training takes `peak` bytes: what other processes left, less that,
+    less a margin. May be negative."""
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
-    peak = torch.cuda.max_memory_allocated(device)
     return int(free + reserved - peak - max(total // MARGIN_SHARE, MARGIN_BYTES))

@@ -4,7 +4,13 @@
   may go on at once.
 - `pool`, `stream`: nothing is copied here. The native part copies into its staging pool, and says when it has
   everything; `stream` is its name where the pool is smaller than the state, so that the copies wait for the disk.
-- `in place`: the caller waits for the end of the save, so nothing is copied but what must be.
+- `in place`: the caller waits for the end of the save. A folder in memory is written from the tensors themselves; to
+  a disk the bytes go through the staging pool, because that is quicker.
+
+Where a hook waits for the copies (`training`), what no hook answers for is copied here, into host memory.
+
+A shadow that nobody asked for by name takes memory only when it is known what training takes: after a full step. The
+first save of a process may come before it, and then does without.
 
 What cannot be read as it lies is made so first, on the current stream: views that are not contiguous, lazily
 conjugated or negated values, and tensors of devices that no engine knows, which go through host memory.
@@ -21,6 +27,7 @@ from typing import Any, Literal
 import torch
 
 from forebay._ckpt.shadow import Shadow, headroom, size_of
+from forebay._ckpt.training import Owned, Training
 
 _log = logging.getLogger("forebay")
 
@@ -44,6 +51,8 @@ class Snapshot:
     stream: int | None
     #: Whether the caller may change its tensors now.
     settled: bool
+    #: Whether the caller may change what no hook answers for.
+    rest_settled: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +60,7 @@ class Snapshots:
     """Makes snapshots; keeps the memory of shadows from one to the next."""
 
     shadow: bool | Literal["auto"]
+    training: Training = field(default_factory=Training)
     #: Of the engine: "host" or "cuda:N".
     device: str = "host"
     staging_bytes: int = 0
@@ -59,25 +69,58 @@ class Snapshots:
     #: Why there is no shadow, once that was told.
     told: str | None = None
 
-    def take(self, tensors: Sequence[torch.Tensor], blocking: bool) -> Snapshot:
-        """Prepares tensors for reading."""
+    def take(
+        self, tensors: Sequence[torch.Tensor], blocking: bool, owned: Owned | None = None
+    ) -> Snapshot:
+        """Prepares tensors for reading. With `owned` all others are copied before it returns, unless they are too
+        many: see `Snapshot.rest_settled`."""
         ready = [tensor.detach() for tensor in tensors]
         on_device = [self._is_here(tensor) for tensor in ready]
         if blocking:
             return self._plain("in place", ready, on_device)
-        if any(on_device) and self.shadow is not False:
+        may = any(on_device) and self._may_shadow(ready[on_device.index(True)].device)
+        self.training.saved = True
+        if may:
             taken = self._shadowed(ready, on_device)
             if taken is not None:
                 return taken
         total = sum(tensor.nbytes for tensor in ready)
-        return self._plain("stream" if total > self.staging_bytes else "pool", ready, on_device)
+        rest_settled = owned is not None and self._set_aside(ready, on_device, owned)
+        mode = "stream" if total > self.staging_bytes else "pool"
+        snapshot = self._plain(mode, ready, on_device)
+        snapshot.rest_settled = rest_settled
+        return snapshot
+
+    def _may_shadow(self, device: torch.device) -> bool:
+        """Whether there may be a shadow, as far as the caller and the time go."""
+        if self.shadow != "auto":
+            return self.shadow
+        self.training.peak(device)
+        if self.training.stepped or self.training.saved:
+            return True
+        _log.info(
+            "forebay: no shadow of the state for the first save: what training takes of GPU memory is known after a "
+            "step; Checkpointer.prepare(state) says that one has run"
+        )
+        return False
+
+    def _set_aside(self, ready: list[torch.Tensor], on_device: list[bool], owned: Owned) -> bool:
+        """Copies what is not owned into host memory, and puts the copies into the lists. False if that is too much."""
+        places = [place for place, tensor in enumerate(ready) if tensor not in owned]
+        rest = [ready[place] for place in places]
+        if size_of(rest) > HOST_SHADOW_BYTES:
+            return False
+        for place, copy in zip(places, self.host_shadow.copy(_on_host(rest)), strict=True):
+            ready[place], on_device[place] = copy, False
+        return True
 
     def mode_for(self, tensors: Sequence[torch.Tensor], size: int) -> str:
         """The kind of snapshot that a state will get, as far as can be known without taking it."""
         here = [tensor for tensor in tensors if self._is_here(tensor)]
         rest = size_of([tensor for tensor in tensors if not self._is_here(tensor)])
         if here and self.shadow is not False and rest <= HOST_SHADOW_BYTES:
-            if self.shadow is True or headroom(here[0].device) >= size_of(here):
+            device = here[0].device
+            if self.shadow is True or self._left(device) >= size_of(here):
                 return "shadow"
         return "stream" if size > self.staging_bytes else "pool"
 
@@ -87,13 +130,31 @@ class Snapshots:
         memory now, the first save says so."""
         here = [tensor.detach() for tensor in tensors if self._is_here(tensor)]
         with contextlib.suppress(torch.cuda.OutOfMemoryError):
-            self._shadow_on(here[0].device).copy(here)
+            self._copy(self._shadow_on(here[0].device), here)
 
     def release(self) -> None:
         """Gives back the memory of shadows."""
+        self._release_device()
+        self.host_shadow.release()
+
+    def _release_device(self) -> None:
         if self.device_shadow is not None:
             self.device_shadow.release()
-        self.host_shadow.release()
+            self._count(self.device_shadow)
+
+    def _copy(self, shadow: Shadow, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies into the shadow of a device; training's own peak is seen before it grows."""
+        self.training.peak(shadow.device)
+        try:
+            return shadow.copy(tensors)
+        finally:
+            self._count(shadow)
+
+    def _count(self, shadow: Shadow) -> None:
+        self.training.peak(shadow.device).shadow_is(shadow.bytes)
+
+    def _left(self, device: torch.device) -> int:
+        return headroom(device, self.training.peak(device).bytes)
 
     def _is_here(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda and self.device == f"cuda:{tensor.device.index}"
@@ -109,26 +170,27 @@ class Snapshots:
         shadow = self._shadow_on(device)
         needed = size_of(here)
         if self.shadow == "auto":
-            left = headroom(device) + shadow.bytes
+            left = self._left(device)
             if left < needed:
-                shadow.release()
+                self._release_device()
                 self._degrade(f"it takes {needed} bytes of GPU memory, {max(left, 0)} are to spare")
                 return None
         try:
-            copies = iter(shadow.copy(here))
+            copies = iter(self._copy(shadow, here))
         except torch.cuda.OutOfMemoryError:
-            shadow.release()
+            self._release_device()
             self._degrade(f"{needed} bytes of GPU memory could not be had")
             return None
         host = iter(self.host_shadow.copy(_on_host(rest)))
         merged = [next(copies) if is_here else next(host) for is_here in on_device]
         snapshot = self._plain("shadow", merged, on_device)
-        snapshot.settled = True
+        snapshot.settled = snapshot.rest_settled = True
         return snapshot
 
     def _shadow_on(self, device: torch.device) -> Shadow:
         shadow = self.device_shadow
         if shadow is None or shadow.device != device:
+            self._release_device()
             shadow = self.device_shadow = Shadow(device)
         return shadow
 
@@ -142,7 +204,7 @@ class Snapshots:
         stream = None
         if any(on_device):
             device = readable[on_device.index(True)].device
-            stream = int(torch.cuda.current_stream(device).cuda_stream)
+            stream = _stream_of(device)
         addresses = [tensor.data_ptr() for tensor in readable]
         return Snapshot(mode, addresses, bytes(on_device), readable, stream, False)
 
@@ -154,6 +216,10 @@ class Snapshots:
                 "and training waits until it has taken everything",
                 why,
             )
+
+
+def _stream_of(device: torch.device) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 def _readable(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

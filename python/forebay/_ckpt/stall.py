@@ -10,12 +10,15 @@ from then on by the saves themselves.
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 import torch
@@ -34,6 +37,13 @@ LAUNCH_TENSORS = 100
 #: Bytes that are copied, and written, to measure. A disk's own cache is smaller than the second.
 COPY_BYTES = 256 << 20
 WRITE_BYTES = 1 << 30
+
+#: How the folder of a measurement is called, and how many digits follow. It is left where the process is killed.
+PROBE_PREFIX = ".forebay-probe-"
+_PROBE_DIGITS = 8
+
+#: Files of a measurement that are looked at: it makes a handful.
+_PROBE_FILES_MAX = 1000
 
 
 @dataclass(slots=True)
@@ -107,7 +117,7 @@ def _write_rate(
     total = sum(part.nbytes for part in parts)
     if total < COPY_BYTES // 4:
         return None
-    home = directory / f".forebay-probe-{secrets.token_hex(4)}"
+    home = directory / f"{PROBE_PREFIX}{secrets.token_hex(_PROBE_DIGITS // 2)}"
     items = [
         (f"probe{number}", (), 0, "uint8", (part.nbytes,), (0,), (part.nbytes,), True)
         for number, part in enumerate(parts)
@@ -141,6 +151,40 @@ def _write_rate(
         return total / max(float(saving.report()["write_seconds"]), 1e-9)
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def collect_probes(directory: Path, grace_s: float, dry_run: bool = False) -> list[tuple[str, int]]:
+    """Removes what measurements left whose process was killed, once nothing of it changed for `grace_s` seconds: one
+    that runs takes seconds. Returns names and bytes of what was removed, or would be. Errors: `OSError`."""
+    removed = []
+    for name in os.listdir(directory):
+        digits = name.removeprefix(PROBE_PREFIX)
+        if digits == name or len(digits) != _PROBE_DIGITS or set(digits) - set("0123456789abcdef"):
+            continue
+        found = _size_and_age(directory / name)
+        if found is None or found[1] < grace_s:
+            continue
+        if not dry_run:
+            shutil.rmtree(directory / name, ignore_errors=True)
+        if dry_run or not os.path.lexists(directory / name):
+            removed.append((name, found[0]))
+    return removed
+
+
+def _size_and_age(folder: Path) -> tuple[int, float] | None:
+    """Bytes of a folder's files, and seconds since any of them changed; None for what is no folder, or gone."""
+    try:
+        info = os.lstat(folder)
+        if not stat.S_ISDIR(info.st_mode):
+            return None
+        size, newest = 0, info.st_mtime
+        for path in islice(folder.rglob("*"), _PROBE_FILES_MAX):
+            info = os.lstat(path)
+            size += info.st_size if stat.S_ISREG(info.st_mode) else 0
+            newest = max(newest, info.st_mtime)
+    except FileNotFoundError:
+        return None
+    return size, time() - newest
 
 
 def _first_bytes(device: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

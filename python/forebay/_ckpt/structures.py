@@ -1,20 +1,28 @@
-"""From a state to what is written of it: recognising structures, and agreeing on new ones."""
+"""From a state to what is written of it: recognising structures, and agreeing on new ones.
+
+A structure may change on some ranks only: state of an optimizer that appears late for an expert, parameters that a
+stage of a pipeline freezes. Then those ranks want to agree, and the others have begun to save as before, so that save
+fails, on all ranks; `renew` makes the next one agree anew everywhere.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from forebay._ckpt import layout, plans
 from forebay._ckpt.agreement import Agreed, Told, agree
-from forebay._ckpt.description import Description
+from forebay._ckpt.description import Description, Version
 from forebay._ckpt.flatten import States
 from forebay._ckpt.held import Describer
 from forebay._ckpt.objects import Stored, pack
@@ -27,7 +35,7 @@ from forebay._errors import Error, make, usage
 #: Structures that are kept: a state with and one without the optimizer, and two more.
 _PLANS = 4
 
-#: How long a rank waits for the others when its structure changed after the first save.
+#: How long a rank waits for the others when its structure changed after the first save, and they do nothing either.
 PATIENCE_SECONDS = 120.0
 
 _SHOWN = 8
@@ -48,40 +56,83 @@ class Ready:
 Open = Callable[[str, Sequence[torch.Tensor]], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """The save that asks: its number in the run, its step, and how a run is begun."""
+
+    counter: int
+    step: int
+    begin: Open
+
+
 class Structures:
     """The structures that ranks agreed on."""
 
-    def __init__(self, ranks: Ranks, files: int | None, run: Open) -> None:
+    def __init__(self, ranks: Ranks, files: int | None, directory: Path) -> None:
         self.ranks = ranks
         self._files = files
-        self._open = run
+        self._directory = directory
         self._describer = Describer(ranks.rank, ranks.group_rank)
         self._plans: list[Plan] = []
         #: By the hash of this rank's description.
         self._agreed: dict[str, Agreed] = {}
         self._run_id = ""
+        self._begun = False
         self._told: set[str] = set()
 
     @property
     def known(self) -> bool:
         """Whether ranks agreed on anything yet."""
-        return bool(self._agreed)
+        return self._begun
 
     def forget(self) -> None:
-        """The next save is the first of a run."""
+        """The next save is the first of a run. The same on all ranks."""
+        self._begun = False
+        self.renew()
+
+    def renew(self) -> None:
+        """The next save agrees anew. To be called on all ranks whose save failed because structures differ."""
         self._plans.clear()
         self._agreed.clear()
+
+    def stay_away(self, counter: int, error: Error) -> None:
+        """This rank does not agree on anything in the save of that number: those who wait for it fail with its error."""
+        if self._begun:
+            self.ranks.stay_away(self._meeting(counter), error)
+
+    def step_of(self, counter: int) -> int | None:
+        """The step that other ranks save with that number; None where nobody has begun."""
+        for records in self._directory.glob(f"step-*/.forebay/{self._attempt(counter)}"):
+            digits = records.parent.parent.name.removeprefix("step-")
+            if digits.isdecimal():
+                return int(digits)
+        return None
+
+    def _attempt(self, counter: int) -> str:
+        """How the native part calls the save of that number."""
+        return f"{self._run_id}-{counter:x}"
+
+    def _meeting(self, counter: int) -> str:
+        return f"{self._run_id}/{counter}"
 
     def describe(self, state: Any) -> tuple[Plan, list[torch.Tensor]]:
         """A state as it is here, and all pieces of its tensors. Nobody else hears of it."""
         plan, values = plans.describe(state, self._describer, {})
         return plan, [piece for group in plans.memory(plan, values) for piece in group]
 
-    def prepare(self, counter: int, step: int, state: Any, per_rank: Any) -> Ready:
-        """What to write of a state. Collective for a structure that was never seen. Errors: those of describing a
-        state, and of other ranks."""
+    def prepare(
+        self,
+        counter: int,
+        step: int,
+        state: Any,
+        per_rank: Any,
+        begin: Open,
+        failure: Exception | None = None,
+    ) -> Ready:
+        """What to write of a state. Collective for a structure that was never seen. `failure` is why this rank cannot
+        save at all, for the others to hear of. Errors: those of describing a state, and of other ranks."""
         states: States = {}
-        for place, plan in enumerate(self._plans):
+        for place, plan in enumerate(() if failure is not None else self._plans):
             found = plans.fits(plan, state, self._describer, states)
             if found is not None:
                 self._plans.insert(0, self._plans.pop(place))
@@ -89,16 +140,19 @@ class Structures:
                 own = self._own(per_rank)
                 packed = layout.pack_objects(plan, values, plan.writes_objects)
                 return self._gather(plan, own, pieces, packed, False)
-        return self._new(counter, step, state, per_rank, states)
+        return self._new(_Call(counter, step, begin), state, per_rank, states, failure)
 
-    def _new(self, counter: int, step: int, state: Any, per_rank: Any, states: States) -> Ready:
+    def _new(
+        self, call: _Call, state: Any, per_rank: Any, states: States, failure: Exception | None
+    ) -> Ready:
         """A structure that was not seen before, or not lately."""
         plan: Plan | None = None
         values: list[Any] = []
         packed: dict[int, Stored] = {}
         own: Own | None = None
-        failure: BaseException | None = None
         try:
+            if failure is not None:
+                raise failure
             plan, values = plans.describe(state, self._describer, states)
             packed = layout.pack_objects(plan, values, plan.objects)
             own = self._own(per_rank)
@@ -107,7 +161,7 @@ class Structures:
                 # Later on others may have nothing to agree on, so nobody may wait for this rank.
                 raise
             failure = error
-        talked = self._agree(counter, step, plan, values, packed, own, failure)
+        talked = self._agree(call, plan, values, packed, own, failure)
         assert plan is not None
         self._plans.insert(0, plan)
         del self._plans[_PLANS:]
@@ -140,19 +194,18 @@ class Structures:
 
     def _agree(
         self,
-        counter: int,
-        step: int,
+        call: _Call,
         plan: Plan | None,
         values: Sequence[Any],
         packed: Mapping[int, Stored],
         own: Own | None,
-        failure: BaseException | None,
+        failure: Exception | None,
     ) -> bool:
         """Finds or makes the agreement on a plan's structure; True if ranks had to talk about it."""
         ranks = self.ranks
         if ranks.alone:
             assert plan is not None
-            self._agree_alone(plan, values, own)
+            self._agree_alone(call, plan, values, own)
             return False
         first = not self.known
         description = Description() if plan is None else layout.description(plan)
@@ -162,12 +215,13 @@ class Structures:
             plan.agreed = known
             return False
         if not first:
-            ranks.meet(f"{self._run_id}/{counter}", PATIENCE_SECONDS, _left_alone)
+            began = partial(self._others_began, call)
+            ranks.meet(self._meeting(call.counter), PATIENCE_SECONDS, began, _left_alone)
         told = Told(
             description,
             {} if plan is None else layout.checksums(plan, values, packed),
             layout.element_bytes,
-            step,
+            call.step,
             _as_error(failure),
             {"run": secrets.token_hex(4)} if first else {},
             {} if plan is None else layout.readings(plan),
@@ -185,29 +239,42 @@ class Structures:
         assert plan is not None
         plan.agreed = agreed
         if first:
-            self._begin(str(agreed.first["run"]), plan, values)
+            self._begin(call, str(agreed.first["run"]), plan, values)
         ranks.raise_first(self._lay_out(plan, own))
+        self._begun = True
         self._agreed[digest] = agreed
         self._tell(plan, agreed)
         return True
 
-    def _agree_alone(self, plan: Plan, values: Sequence[Any], own: Own | None) -> None:
+    def _agree_alone(self, call: _Call, plan: Plan, values: Sequence[Any], own: Own | None) -> None:
         """With nobody to ask everything is as it is here."""
         ties = {plan.names[plan.tensors[at]]: True for at in plan.ties}
         alone = layout.description(plan)
-        names = {name: [(alone, (0,), entry)] for name, entry in alone.entries.items()}
+        names: dict[str, list[Version]] = {
+            name: [(alone, (0,), entry)] for name, entry in alone.entries.items()
+        }
         plan.agreed = Agreed("", {}, {}, ties, [], share(names, ties))
         if not self.known:
-            self._begin(secrets.token_hex(4), plan, values)
+            self._begin(call, secrets.token_hex(4), plan, values)
         error = self._lay_out(plan, own)
         if error is not None:
             raise error
-        self._agreed["alone"] = plan.agreed
+        self._begun = True
         self._tell(plan, plan.agreed)
 
-    def _begin(self, run_id: str, plan: Plan, values: Sequence[Any]) -> None:
+    def _begin(self, call: _Call, run_id: str, plan: Plan, values: Sequence[Any]) -> None:
         self._run_id = run_id
-        self._open(run_id, [values[at] for at in plan.tensors])
+        call.begin(run_id, [values[at] for at in plan.tensors])
+
+    def _others_began(self, call: _Call) -> bool:
+        """Whether another rank has begun to write what this rank waits to agree on: that one does not come any more.
+        What does not show yet is found later."""
+        folder = f"step-{call.step}"
+        records = self._directory / folder / ".forebay" / self._attempt(call.counter)
+        try:
+            return any(name.startswith("begin-") for name in os.listdir(records))
+        except OSError:
+            return False
 
     def _lay_out(self, plan: Plan, own: Own | None) -> Error | None:
         """Makes the native structure; the error if that cannot be, for the others to hear of."""
@@ -238,7 +305,7 @@ def _left_alone(came: int, size: int) -> Error:
         f"the structure of the state changed on {came} of {size} ranks: "
         f"the others saved it as before, or not at all"
     )
-    hint = "what differs from rank to rank belongs into per_rank="
+    hint = "the next save agrees on the structure anew, on all ranks"
     return make("structure_mismatch", what, None, [hint])
 
 

@@ -12,7 +12,7 @@ use forebay_checkpoint::commit::{
 use forebay_checkpoint::manifest::Info;
 use forebay_checkpoint::model::PathStep;
 use forebay_checkpoint::save::{
-    self, Commit, Facts, Object, OurMetadata, Request, SideFile, Source, assemble,
+    self, Commit, Facts, Object, OurMetadata, Request, SavePlan, SideFile, Source, What, assemble,
 };
 use forebay_engine::stage::Place;
 use forebay_error::Error;
@@ -117,12 +117,27 @@ impl Settings {
     }
 }
 
-fn sources(addresses: &[u64], places: &[u8]) -> Vec<Source> {
+/// Where the tensor regions of a plan lie. Errors: `usage` for one that has elements and no memory, as wrappers of
+/// tensors say of themselves; it is named.
+fn sources(
+    plan: &SavePlan,
+    addresses: &[u64],
+    places: &[u8],
+) -> forebay_error::Result<Vec<Source>> {
+    let regions = plan.items().iter().filter(|item| item.writes).filter_map(|item| {
+        let What::Tensor { region, .. } = &item.what else { return None };
+        Some((item, region))
+    });
+    for (&address, (item, region)) in addresses.iter().zip(regions) {
+        if address == 0 && !region.is_empty() {
+            return Err(usage("a tensor that has elements lies at address 0").at(&item.name));
+        }
+    }
     let source = |(&address, &place): (&u64, &u8)| {
         let place = if place == 1 { Place::Device } else { Place::Host };
         Source { place, address }
     };
-    addresses.iter().zip(places).map(source).collect()
+    Ok(addresses.iter().zip(places).map(source).collect())
 }
 
 /// Saves of one rank to one folder.
@@ -269,7 +284,7 @@ impl Saver {
             in_place: in_place && settings.in_memory,
             commit: settings.commit,
         };
-        let sources = sources(&addresses, &places);
+        let sources = sources(&structure.plan, &addresses, &places)?;
         let objects: Vec<Object> = objects.iter().map(ObjectArg::take).collect();
         let keep = keep.map(|keep| Box::new(Kept(Some(keep))) as Box<dyn Any + Send>);
         let started = py.detach(|| {

@@ -12,6 +12,9 @@ use crate::fork::Own;
 use crate::process::Holder;
 use crate::wait::POLL;
 
+/// What stands for times that are too long to count: a century, which a clock can be asked for.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// A save under way. Dropping it does not end it.
 #[pyclass(frozen, weakref, name = "CheckpointSave", module = "forebay._native")]
 pub(crate) struct Save {
@@ -26,7 +29,7 @@ impl Save {
         Self { _holder: Holder::new(), inner: Own::new(Arc::new(save), "this save"), step, attempt }
     }
 
-    /// Waits in slices, without the GIL and with an ear for signals.
+    /// Waits in slices, without the GIL and with an ear for signals. No time is left where less than none is given.
     fn wait_for(
         &self,
         py: Python<'_>,
@@ -35,7 +38,8 @@ impl Save {
     ) -> Result<bool> {
         let save = self.inner.get()?.clone();
         let until = timeout_s.map(|seconds| {
-            Instant::now() + Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX / 4)
+            let time = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(FOREVER);
+            Instant::now() + time.min(FOREVER)
         });
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));

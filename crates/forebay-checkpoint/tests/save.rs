@@ -1,73 +1,27 @@
-//! Saves of several ranks, end to end, on a real file system. **unsafe**: memory is given by address.
+//! Saves of several ranks, end to end, on a real file system.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
+mod save_support;
+
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use forebay_checkpoint::commit::{
-    AttemptId, Policy, Root, RunId, Spec, StructureHash, SystemClock,
-};
-use forebay_checkpoint::manifest::{Info, Manifest};
-use forebay_checkpoint::model::{Kind, PathStep};
-use forebay_checkpoint::open::Checkpoint;
-use forebay_checkpoint::save::{
-    Commit, Object, OurMetadata, Request, Save, SaveItem, SavePlan, Seal, SideFile, Source, What,
-};
-use forebay_device::{Arena, ArenaConfig, Device};
-use forebay_engine::stage::Place;
-use forebay_engine::{Engine, EngineConfig, LocalFile};
+use forebay_checkpoint::commit::Root;
+use forebay_checkpoint::manifest::Manifest;
+use forebay_checkpoint::model::Kind;
+use forebay_checkpoint::open::{Checkpoint, Origin, verify_folder};
+use forebay_checkpoint::progress::Unwatched;
+use forebay_checkpoint::save::Seal;
+use forebay_engine::LocalFile;
 use forebay_error::Code;
 use forebay_format::OpenFile;
-use forebay_store::PosixStore;
-use forebay_tensor::{Dtype, Region};
+use forebay_format::dcp::metadata::{DcpMetadata, EntryKind};
+use forebay_format::torch_zip::Archive;
+use forebay_tensor::Region;
 
-const LONG: Duration = Duration::from_secs(60);
-
-fn root(folder: &Path) -> Root {
-    Root {
-        store: Arc::new(PosixStore::open(folder).unwrap()),
-        clock: Arc::new(SystemClock::default()),
-        identify: Arc::new(OurMetadata),
-    }
-}
-
-/// One rank's memory, and what it is.
-struct Rank {
-    items: Vec<SaveItem>,
-    memory: Vec<Vec<u8>>,
-    objects: Vec<Object>,
-}
-
-fn bytes(seed: u64, len: u64) -> Vec<u8> {
-    let word = |at: u64| (at ^ seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
-    let mut bytes: Vec<u8> = (0..len.div_ceil(8)).flat_map(word).collect();
-    bytes.truncate(len as usize);
-    bytes
-}
-
-impl Rank {
-    fn new() -> Self {
-        Self { items: Vec::new(), memory: Vec::new(), objects: Vec::new() }
-    }
-
-    fn tensor(&mut self, name: &str, shape: &[u64], region: Region, seed: u64) {
-        let len = region.elements() * 4;
-        let what =
-            What::Tensor { dtype: Dtype::F32, shape: shape.to_vec(), region, requires_grad: false };
-        let path = name.split('.').map(|key| PathStep::Key(key.to_owned())).collect();
-        self.items.push(SaveItem { name: name.to_owned(), path, what, writes: true });
-        self.memory.push(bytes(seed, len));
-    }
-
-    fn object(&mut self, name: &str, pickle: &[u8]) {
-        let path = vec![PathStep::Key(name.to_owned())];
-        let what = What::Object;
-        self.items.push(SaveItem { name: name.to_owned(), path, what, writes: true });
-        self.objects.push(Object::Pickle(pickle.to_vec()));
-    }
-}
+use save_support::{Rank, bytes, root};
 
 /// Row shards of a large tensor, many small ones, empty and 0-d ones, objects.
 fn rank_of(number: u64, world: u64, seed: u64) -> Rank {
@@ -84,41 +38,6 @@ fn rank_of(number: u64, world: u64, seed: u64) -> Rank {
     rank
 }
 
-fn request(root: &Root, plan: SavePlan, number: u32, world: u32, save: u32) -> Request {
-    let attempt = AttemptId { run: RunId(0xabc), save };
-    Request {
-        plan: Arc::new(plan),
-        root: root.clone(),
-        policy: Policy { deadline: LONG, ..Policy::default() },
-        hints: None,
-        spec: Spec {
-            folder: "step-7".to_owned(),
-            step: 7,
-            attempt,
-            rank: number,
-            world,
-            structure: StructureHash([1; 32]),
-            epoch: 0,
-            parent: None,
-            part_bytes: 1 << 16,
-            who: "test".to_owned(),
-        },
-        info: Info {
-            attempt: attempt.to_string(),
-            run: attempt.run.to_string(),
-            step: 7,
-            world_size: world,
-            ..Info::default()
-        },
-        side_files: vec![SideFile { name: "notes.txt".to_owned(), bytes: b"hello".to_vec() }],
-        files: 2,
-        writers: Some(2),
-        stream: None,
-        in_place: false,
-        commit: Commit::Protocol,
-    }
-}
-
 fn save(
     root: &Root,
     number: u32,
@@ -127,23 +46,7 @@ fn save(
     seed: u64,
 ) -> forebay_error::Result<()> {
     let rank = rank_of(number.into(), world.into(), seed);
-    let plan = SavePlan::new(rank.items).unwrap();
-    let engine = Engine::new(Device::Host, EngineConfig::default());
-    let config = ArenaConfig { size_bytes: 16 << 20, slot_bytes: 1 << 20 };
-    let pool = Arena::new(&Device::Host, &config).unwrap();
-    let sources: Vec<Source> = rank
-        .memory
-        .iter()
-        .map(|memory| Source { place: Place::Host, address: memory.as_ptr() as u64 })
-        .collect();
-    let request = request(root, plan, number, world, save_number);
-    // SAFETY: the memory lives until the save has ended.
-    let save = unsafe { Save::start(&engine, &pool, request, &sources, rank.objects, None) }?;
-    let staged = save.wait_staged(LONG);
-    let done = save.wait(LONG);
-    drop(rank.memory);
-    assert!(done? && staged?);
-    Ok(())
+    save_support::save(root, rank, (number, world), save_number)
 }
 
 fn save_all(root: &Root, world: u32, number: u32, seed: u64) {
@@ -163,24 +66,73 @@ fn manifest(folder: &Path) -> Manifest {
     Manifest::open(open(&seal.manifest), Some(&seal.hash)).unwrap()
 }
 
-fn check(folder: &Path, world: u64, seed: u64) {
-    // By the stock metadata, with its archives and their CRCs.
-    let stock = Checkpoint::open(folder).unwrap();
-    let verdict = stock.verify(|_| Ok(())).unwrap();
-    assert!(verdict.faults.is_empty(), "{:?}", verdict.faults);
-    let whole = stock.read_tensor(stock.get("model.large").unwrap()).unwrap();
-    let parts: Vec<u8> = (0..world)
-        .flat_map(|number| {
-            let region = Region::shard(&[1001, 1500], 0, number, world).unwrap();
-            bytes(seed + number, region.elements() * 4)
-        })
-        .collect();
-    assert!(whole == parts);
-    for small in 0..200 {
-        let entry = stock.get(&format!("r0.small{small}")).unwrap();
-        let wanted = bytes(seed + 1000 + small, small * 3 * 4);
-        assert_eq!(stock.read_tensor(entry).unwrap(), wanted, "small {small}");
+/// By what a stock reader goes by: `.metadata`, and the archives with their CRCs. No manifest is read.
+fn check_as_stock(folder: &Path, world: u64, seed: u64) {
+    let metadata = DcpMetadata::read(&std::fs::read(folder.join(".metadata")).unwrap()).unwrap();
+    let (mut items, mut large) = (0, BTreeMap::new());
+    for entry in metadata.entries() {
+        let places: Vec<_> = match &entry.kind {
+            EntryKind::Object { place } => vec![(None, *place)],
+            EntryKind::Tensor { chunks, .. } => {
+                chunks.clone().map(|chunk| (Some(chunk.region()), chunk.place.unwrap())).collect()
+            }
+        };
+        for (region, place) in places {
+            let file = OpenFile::open(&folder.join(&metadata.files()[place.file])).unwrap();
+            let archive = Archive::open(&file, place.offset, place.length).unwrap();
+            archive.check_all_crcs().unwrap();
+            items += 1;
+            let name = if region.is_some() { "data/0" } else { "data.pkl" };
+            let Some(record) = archive.record(name).unwrap() else {
+                assert!(region.unwrap().is_empty(), "{}", entry.name);
+                continue;
+            };
+            let data = archive.read(&record, u64::MAX).unwrap();
+            match (entry.name, region) {
+                ("model.large", Some(region)) => drop(large.insert(region.offsets[0], data)),
+                (name, Some(_)) if name.starts_with("r0.small") => {
+                    let small: u64 = name["r0.small".len()..].parse().unwrap();
+                    assert_eq!(data, bytes(seed + 1000 + small, small * 3 * 4), "{name}");
+                }
+                (_, Some(_)) => {}
+                (name, None) => assert_eq!(data, b"\x80\x02K\x2a.", "{name}"),
+            }
+        }
     }
+    // Each rank: a shard, 200 small ones, a scalar, an object.
+    assert_eq!(items, 203 * world);
+    assert_eq!(large.len() as u64, world);
+    assert!(large.into_values().flatten().eq(large_of(world, seed)));
+}
+
+/// All rows of the large tensor.
+fn large_of(world: u64, seed: u64) -> Vec<u8> {
+    let shard = |number| {
+        let region = Region::shard(&[1001, 1500], 0, number, world).unwrap();
+        bytes(seed + number, region.elements() * 4)
+    };
+    (0..world).flat_map(shard).collect()
+}
+
+/// By the manifest, as we open it; and every byte of every file.
+fn check_opened(folder: &Path, world: u64, seed: u64) {
+    let own = Checkpoint::open(folder).unwrap();
+    assert!(matches!(own.origin, Origin::Forebay(_)), "{:?}", own.origin);
+    let whole = own.read_tensor(own.get("model.large").unwrap()).unwrap();
+    assert!(whole == large_of(world, seed));
+    for small in 0..200 {
+        let entry = own.get(&format!("r0.small{small}")).unwrap();
+        let wanted = bytes(seed + 1000 + small, small * 3 * 4);
+        assert_eq!(own.read_tensor(entry).unwrap(), wanted, "small {small}");
+    }
+    let verified = verify_folder(folder, &Unwatched).unwrap();
+    assert!(verified.is_sound(), "{:?}", verified.faults);
+    assert_eq!(verified.unchecked_bytes, 0);
+}
+
+fn check(folder: &Path, world: u64, seed: u64) {
+    check_as_stock(folder, world, seed);
+    check_opened(folder, world, seed);
     // By the manifest, block by block.
     let manifest = manifest(folder);
     let files = manifest.files().unwrap();

@@ -245,6 +245,72 @@ impl ReadAt for Counted<'_> {
     }
 }
 
+/// Zeros, with an end record that says what it likes of a directory from byte 0 on.
+struct Claims {
+    size: u64,
+    end: Vec<u8>,
+    most: std::sync::atomic::AtomicUsize,
+}
+
+impl Claims {
+    fn new(size: u64, entries: u64, bytes: u64) -> Self {
+        let mut end = Vec::new();
+        let words = |end: &mut Vec<u8>, words: &[u64]| {
+            words.iter().for_each(|word| end.extend_from_slice(&word.to_le_bytes()));
+        };
+        end.extend_from_slice(&0x0606_4B50_u32.to_le_bytes());
+        end.extend_from_slice(&[0; 28]);
+        words(&mut end, &[entries, bytes, 0]);
+        end.extend_from_slice(&0x0706_4B50_u32.to_le_bytes());
+        end.extend_from_slice(&[0; 4]);
+        words(&mut end, &[size - 98]);
+        end.extend_from_slice(&[0; 4]);
+        end.extend_from_slice(&0x0605_4B50_u32.to_le_bytes());
+        end.extend_from_slice(&[0; 4]);
+        end.extend_from_slice(&[0xff; 12]);
+        end.extend_from_slice(&[0; 2]);
+        assert_eq!(end.len(), 98);
+        Self { size, end, most: 0.into() }
+    }
+}
+
+impl ReadAt for Claims {
+    fn name(&self) -> String {
+        "claims".to_owned()
+    }
+
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> forebay_error::Result<()> {
+        self.most.fetch_max(buffer.len(), std::sync::atomic::Ordering::Relaxed);
+        assert!(buffer.len() <= 1 << 20, "{} bytes at once", buffer.len());
+        let end_at = self.size - self.end.len() as u64;
+        for (byte, at) in buffer.iter_mut().zip(offset..) {
+            *byte = at.checked_sub(end_at).map_or(0, |at| self.end[at as usize]);
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn no_memory_is_taken_on_the_word_of_an_end_record() {
+    let size = 1 << 40;
+    let open = |entries, bytes| {
+        let claims = Claims::new(size, entries, bytes);
+        let error = Archive::open(&claims, 0, size).err().unwrap();
+        (error.code(), error.what().to_owned(), claims.most.into_inner())
+    };
+    let (code, what, most) = open(1, size - 98);
+    assert!(what.contains("longer than its entries"), "{what}");
+    assert_eq!((code, most), (Code::InvalidItem, 4096));
+    // As many bytes as so many entries can have: the first is none already.
+    let (code, what, most) = open(1 << 20, 130_000 << 20);
+    assert!(what.contains("entry of the archive's directory is damaged"), "{what}");
+    assert_eq!((code, most), (Code::InvalidItem, 1 << 20));
+}
+
 #[test]
 fn small_items_take_one_read_and_large_ones_few() {
     let count = |name: &str| {

@@ -1,13 +1,14 @@
 //! One listing of a step's folder, and what follows from it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use forebay_error::Result;
+use forebay_error::{Category, Code, Error, Result};
 use forebay_store::{Listed, is_temp};
 
 use super::aside::UNPUBLISHED;
 use super::id::AttemptId;
+use super::mention;
 use super::names::{Layout, Place, rank_of};
 use super::record::{Begin, Decision, Outcome};
 use super::root::{LIST_MAX, Root};
@@ -21,6 +22,16 @@ pub(crate) struct Census {
     pub(crate) readers: Vec<Listed>,
     /// Temporary objects of the store, left by writers that were killed.
     pub(crate) temps: Vec<Listed>,
+}
+
+/// Whether an error says that bytes are not what was written: all else may be another time, or from another place.
+pub(crate) fn is_damage(error: &Error) -> bool {
+    error.code().category() == Category::Data && error.code() != Code::FileChanged
+}
+
+/// Whether an error will be the same at the next look: damage, or what this version does not read.
+fn is_unreadable(error: &Error) -> bool {
+    is_damage(error) || error.code() == Code::Unsupported
 }
 
 impl Census {
@@ -71,7 +82,9 @@ impl Census {
         self.records(attempt).any(|record| record.starts_with(UNPUBLISHED))
     }
 
-    /// What the commit says of itself.
+    /// What the commit says of itself. What is damaged is told in it.
+    ///
+    /// Errors: I/O. A commit that cannot be read now is not one that is damaged.
     pub(crate) fn commit(&self, root: &Root) -> Result<Option<CommitInfo>> {
         let Some(listed) = &self.metadata else { return Ok(None) };
         let mut info = CommitInfo {
@@ -84,26 +97,84 @@ impl Census {
             bytes: listed.bytes,
             age: listed.age.0,
             damage: None,
+            epoch_lost: false,
         };
         match root.committed(&self.layout) {
             // Unpublished since it was listed.
             Ok(None) => return Ok(None),
-            Ok(Some(attempt)) => info.attempt = attempt,
-            Err(error) => info.damage = Some(error.render()),
+            Ok(Some(Some(attempt))) => {
+                info.attempt = Some(attempt);
+                self.explain(root, attempt, &mut info)?;
+            }
+            Ok(Some(None)) => {
+                if let Some(attempt) = self.mentioned(root, |_| true)? {
+                    let what = format!("it names files of {attempt}, and not whose commit it is");
+                    self.lose_metadata(root, what, &mut info)?;
+                }
+            }
+            Err(error) if is_unreadable(&error) => {
+                self.lose_metadata(root, error.render(), &mut info)?;
+            }
+            Err(error) => return Err(error),
         }
-        let Some(attempt) = info.attempt else { return Ok(Some(info)) };
+        Ok(Some(info))
+    }
+
+    /// Of the attempts that have left anything here and are `wanted`, one whose files `.metadata` names, be it whose it
+    /// may.
+    pub(crate) fn mentioned(
+        &self,
+        root: &Root,
+        wanted: impl Fn(AttemptId) -> bool,
+    ) -> Result<Option<AttemptId>> {
+        if self.metadata.is_none() || !self.attempts.keys().any(|attempt| wanted(*attempt)) {
+            return Ok(None);
+        }
+        let Some(source) = root.open_metadata(&self.layout)? else { return Ok(None) };
+        let is_here = |attempt| self.attempts.contains_key(&attempt) && wanted(attempt);
+        mention::find(source.as_ref(), is_here)
+    }
+
+    /// What the record of the commit says.
+    fn explain(&self, root: &Root, attempt: AttemptId, info: &mut CommitInfo) -> Result<()> {
         match root.decision(&self.layout, attempt) {
             Ok(Some(Decision::Commit(commit))) => info.fill(commit),
             Ok(Some(Decision::Abort(_))) => {
                 info.damage = Some("the record of the commit says that it was given up".to_owned());
+                info.epoch_lost = true;
             }
             Ok(None) => {
                 let objects = self.attempts.get(&attempt).into_iter().flatten();
                 info.bytes += objects.map(|object| object.bytes).sum::<u64>();
             }
-            Err(error) => info.damage = Some(error.render()),
+            Err(error) if is_unreadable(&error) => {
+                let hint = "the step may be whole: if `forebay ckpt verify` says so, remove that \
+                            record, and it counts as of no epoch";
+                info.damage = Some(error.hint(hint).render());
+                info.epoch_lost = true;
+            }
+            Err(error) => return Err(error),
         }
-        Ok(Some(info))
+        Ok(())
+    }
+
+    /// `.metadata` is damaged. Where one record alone tells of a commit, it was that.
+    fn lose_metadata(&self, root: &Root, damage: String, info: &mut CommitInfo) -> Result<()> {
+        info.damage = Some(damage);
+        let mut epochs = BTreeSet::new();
+        for attempt in self.attempts.keys() {
+            match root.decision(&self.layout, *attempt) {
+                Ok(Some(Decision::Commit(commit))) => drop(epochs.insert(commit.epoch)),
+                Ok(Some(Decision::Abort(_)) | None) => {}
+                Err(error) if is_unreadable(&error) => epochs.extend([0, u64::MAX]),
+                Err(error) => return Err(error),
+            }
+        }
+        match (epochs.len(), epochs.first()) {
+            (1, Some(epoch)) => info.epoch = *epoch,
+            _ => info.epoch_lost = true,
+        }
+        Ok(())
     }
 
     /// The step as it is listed; `None` where there is nothing of a checkpoint.

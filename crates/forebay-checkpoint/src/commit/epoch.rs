@@ -7,9 +7,9 @@
 use forebay_error::{Code, Error, Result};
 
 use super::id::RunId;
-use super::names::EPOCHS;
-use super::record::{EpochClaim, encode};
-use super::root::{LIST_MAX, Root};
+use super::names::{EPOCHS, step_folder};
+use super::record::{EpochClaim, decode, encode};
+use super::root::{LIST_MAX, RECORD_BYTES_MAX, Root};
 
 /// How many other claimants may be quicker.
 const CLAIM_TRIES: u32 = 64;
@@ -17,11 +17,12 @@ const CLAIM_TRIES: u32 = 64;
 /// Claims the next epoch of a root for a run, to be called by one rank, once per life of the job, before its first
 /// save. `parent` is the step that it restored. Withdraws what writers of lower epochs have under way.
 ///
-/// Returns the epoch, which the caller hands to the other ranks. Errors: I/O; `timeout` if others are always quicker.
+/// Returns the epoch, which the caller hands to the other ranks. Errors: I/O; `timeout` if others are always quicker;
+/// `invalid_metadata` where the commit of `parent` is damaged, because its epoch is not known then.
 pub fn claim(root: &Root, run: RunId, parent: Option<u64>, who: &str) -> Result<u64> {
     let parent = parent.map(|step| Ok::<_, Error>((step, epoch_of(root, step)?))).transpose()?;
     for _ in 0..CLAIM_TRIES {
-        let epoch = newest(root)? + 1;
+        let epoch = after_newest(root)?;
         let who = who.to_owned();
         let claim = EpochClaim { epoch, run: run.0, parent, who, nonce: super::random() };
         if root.create_once(&key(epoch), &encode(&claim, &[])?)? {
@@ -42,6 +43,15 @@ pub(crate) fn newest(root: &Root) -> Result<u64> {
     Ok(all(root)?.last().copied().unwrap_or(0))
 }
 
+fn after_newest(root: &Root) -> Result<u64> {
+    let newest = newest(root)?;
+    newest.checked_add(1).ok_or_else(|| {
+        let what = "there is no number left for another epoch";
+        let error = Error::new(Code::Unsupported, what).at(root.place(&key(newest)));
+        error.hint("no job has claimed that many: remove this record, it is none of ours")
+    })
+}
+
 /// The epochs that were claimed, in order.
 pub(crate) fn all(root: &Root) -> Result<Vec<u64>> {
     let names = match root.store.names(EPOCHS, LIST_MAX) {
@@ -49,15 +59,26 @@ pub(crate) fn all(root: &Root) -> Result<Vec<u64>> {
         Err(error) if error.code() == Code::NotFound => Vec::new(),
         Err(error) => return Err(error),
     };
-    let parse = |(name, _): (String, bool)| u64::from_str_radix(&name, 16).ok();
+    // In their one spelling: what has another is none of ours.
+    let parse = |(name, _): (String, bool)| {
+        let epoch = u64::from_str_radix(&name, 16).ok()?;
+        (format!("{epoch:08x}") == name).then_some(epoch)
+    };
     let mut epochs: Vec<u64> = names.into_iter().filter_map(parse).collect();
     epochs.sort_unstable();
     Ok(epochs)
 }
 
-/// What a claimant said.
+/// What a claimant said; `None` where nobody claimed that epoch. Errors: I/O; those of a damaged record, and
+/// `truncated` for an empty one.
 pub(crate) fn read(root: &Root, epoch: u64) -> Result<Option<EpochClaim>> {
-    root.read(&key(epoch))
+    let key = key(epoch);
+    let Some((bytes, _)) = root.store.get(&key, RECORD_BYTES_MAX)? else { return Ok(None) };
+    match decode::<EpochClaim>(&bytes) {
+        Ok(Some((claim, _))) => Ok(Some(claim)),
+        Ok(None) => Err(Error::new(Code::Truncated, "record is empty").at(root.place(&key))),
+        Err(error) => Err(error.at(root.place(&key))),
+    }
 }
 
 /// Fails with `fenced` if a later writer has the root.
@@ -74,5 +95,13 @@ pub(crate) fn check(root: &Root, epoch: u64) -> Result<()> {
 
 fn epoch_of(root: &Root, step: u64) -> Result<u64> {
     let commit = super::steps::step_state(root, step)?.and_then(|state| state.commit);
-    Ok(commit.map_or(0, |commit| commit.epoch))
+    let Some(commit) = commit else { return Ok(0) };
+    match commit.damage {
+        None => Ok(commit.epoch),
+        Some(damage) => {
+            let what = format!("the commit of step {step} is damaged: its epoch is not known");
+            let error = Error::new(Code::InvalidMetadata, what).at(root.place(&step_folder(step)));
+            Err(error.hint(damage).hint("or restore another step"))
+        }
+    }
 }

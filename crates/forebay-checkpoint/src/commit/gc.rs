@@ -154,19 +154,19 @@ fn mark(
         let what = "the commit cannot be read, so nothing here is removed";
         return Err(Error::new(Code::InvalidMetadata, what).at(layout.metadata()).hint(damage));
     }
-    remove_temps(root, &census, options, report);
     let current = commit.as_ref().and_then(|commit| commit.attempt);
     let mut doomed = Vec::new();
     for attempt in census.attempts.keys().copied().filter(|attempt| Some(*attempt) != current) {
-        if let Some(why) = spared(&census, commit.as_ref(), attempt, options) {
-            report.keep(layout, attempt, why);
-            continue;
+        match spared(&census, commit.as_ref(), attempt, options) {
+            Some(why) => report.keep(layout, attempt, why),
+            None => doomed.push(attempt),
         }
-        if !options.dry_run {
-            let what = "the attempt was given up for dead and collected";
-            withdraw(root, layout, attempt, Failure::new(Code::Fenced, what))?;
-        }
-        doomed.push(attempt);
+    }
+    check_unnamed(root, &census, |attempt| doomed.contains(&attempt))?;
+    remove_temps(root, &census, options, report);
+    for attempt in doomed.iter().filter(|_| !options.dry_run) {
+        let what = "the attempt was given up for dead and collected";
+        withdraw(root, layout, *attempt, Failure::new(Code::Fenced, what))?;
     }
     if let Some(current) = current
         && census.age(current) >= options.grace
@@ -175,6 +175,14 @@ fn mark(
         tidy_commit(root, &census, current, report);
     }
     Ok(doomed)
+}
+
+/// Fails where `.metadata` names files of an attempt that is to go: then it is not what it seems, and nothing goes.
+fn check_unnamed(root: &Root, census: &Census, goes: impl Fn(AttemptId) -> bool) -> Result<()> {
+    let Some(attempt) = census.mentioned(root, goes)? else { return Ok(()) };
+    let what = format!("the commit names files of {attempt}, but is not its own: it is damaged");
+    let error = Error::new(Code::InvalidMetadata, what).at(census.layout.metadata());
+    Err(error.hint("nothing here is removed: look at it with `forebay ckpt verify`"))
 }
 
 fn spared(
@@ -240,8 +248,12 @@ pub(crate) fn sweep(
     let census = Census::take(root, layout)?;
     let commit = census.commit(root)?;
     let needed = needed(root, layout, commit.as_ref())?;
+    let current = commit.as_ref().and_then(|commit| commit.attempt);
+    check_unnamed(root, &census, |attempt| {
+        attempts.contains(&attempt) && Some(attempt) != current
+    })?;
     for attempt in attempts.iter().copied() {
-        if commit.as_ref().and_then(|commit| commit.attempt) == Some(attempt) {
+        if current == Some(attempt) {
             report.keep(layout, attempt, "it was committed a moment ago");
         } else if !options.dry_run && is_awake(root, layout, attempt)? {
             report.keep(layout, attempt, "a rank of it has woken up");

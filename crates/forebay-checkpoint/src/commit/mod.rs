@@ -84,6 +84,7 @@ mod hints;
 mod id;
 mod lease;
 mod line;
+mod mention;
 mod names;
 mod policy;
 mod prune;

@@ -44,7 +44,7 @@ pub struct PruneOptions {
 pub struct PruneReport {
     /// Steps that are not commits any more (or would not be), oldest first.
     pub unpublished: Vec<u64>,
-    /// Commits that are on no line that `latest` follows: never pruned, for a person to look at.
+    /// Commits that are on no line that `latest` follows, or damaged: never pruned, for a person to look at.
     pub off_line: Vec<u64>,
     /// Steps that could not be unpublished, and why.
     pub failed: Vec<(u64, Error)>,
@@ -65,7 +65,8 @@ impl Retention {
 /// Removes the commits that the retention does not keep. Dry runs change nothing.
 pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Result<PruneReport> {
     let states = steps(root, Duration::ZERO)?;
-    let line = line::of_listing(root, &states)?;
+    // What is damaged does not count as kept, and stays for a person to look at.
+    let line = line::of_listing(root, &states)?.steps;
     let committed = states.iter().filter(|state| state.commit.is_some());
     let off_line = committed.map(|state| state.step).filter(|step| !line.contains(step)).collect();
     let mut report = PruneReport { off_line, ..PruneReport::default() };

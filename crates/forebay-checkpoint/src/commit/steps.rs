@@ -45,6 +45,8 @@ pub struct CommitInfo {
     pub age: Duration,
     /// Why the commit or its record cannot be read, if so: it is listed, and nothing of its folder is removed.
     pub damage: Option<String>,
+    /// Whether the damage leaves open which epoch it is of: it may be on any line.
+    pub epoch_lost: bool,
 }
 
 /// How an attempt that is not the commit stands.

@@ -14,10 +14,11 @@
 use forebay_error::{Code, Error, Result};
 use forebay_store::{Expect, Published};
 
+use super::census::is_damage;
 use super::id::AttemptId;
 use super::names::{Layout, rank_of, step_folder};
-use super::record::{Begin, Decision, Failure, encode};
-use super::root::{LIST_MAX, Root};
+use super::record::{Begin, Decision, Failure, decode, encode};
+use super::root::{LIST_MAX, RECORD_BYTES_MAX, Root};
 
 /// What a decision without words says.
 pub(crate) fn blank_decision() -> Decision {
@@ -83,18 +84,35 @@ pub(crate) fn fence_off(root: &Root, epoch: u64) -> Result<()> {
         for attempt in attempts(root, &layout)? {
             let prefix = layout.records(attempt);
             let names = root.store.names(&prefix, LIST_MAX)?;
-            let Some(begin) = names.iter().find(|(name, _)| rank_of(name, "begin").is_some())
-            else {
-                continue;
-            };
-            let begin: Option<Begin> = root.read(&format!("{prefix}{}", begin.0))?;
-            if begin.is_some_and(|begin| begin.epoch < epoch) {
+            let begins = names.iter().filter(|(name, _)| rank_of(name, "begin").is_some());
+            let mut begins = begins.map(|(name, _)| format!("{prefix}{name}"));
+            if is_lower(root, &mut begins, epoch)? {
                 let what = format!("epoch {epoch} has taken over");
                 withdraw(root, &layout, attempt, Failure::new(Code::Fenced, &what))?;
             }
         }
     }
     Ok(())
+}
+
+/// Whether an attempt is of a lower epoch, by the first of its begin records that can be read. Where all are damaged it
+/// counts as one: whoever it is, it can begin again, and the new job must not be kept from its work. No record, nothing
+/// to withdraw.
+fn is_lower(root: &Root, begins: &mut impl Iterator<Item = String>, epoch: u64) -> Result<bool> {
+    let mut damaged = false;
+    for key in begins {
+        let Some((bytes, _)) = root.store.get(&key, RECORD_BYTES_MAX)? else { continue };
+        match decode::<Begin>(&bytes) {
+            Ok(Some((begin, _))) => return Ok(begin.epoch < epoch),
+            Ok(None) => tracing::warn!(key, "a begin record is empty"),
+            Err(error) if is_damage(&error) => {
+                tracing::warn!(key, %error, "a begin record is damaged");
+            }
+            Err(error) => return Err(error.at(root.place(&key))),
+        }
+        damaged = true;
+    }
+    Ok(damaged)
 }
 
 /// The step folders of a root, in the order of steps.

@@ -12,10 +12,21 @@ const MAX_DEPTH: usize = 256;
 /// The longest list: a place in a list is a number in a file, and all before it are made.
 const MAX_LIST: u64 = 1 << 20;
 
-/// A dict, a list, or a value by its opcodes.
+/// The most bytes of the pickle of a state. Torch reads it as a whole.
+pub(super) const MAX_PICKLE_BYTES: usize = 256 << 20;
+
+/// The state. Memory: no more than twice [`MAX_PICKLE_BYTES`], and some hundred bytes for each step of a way.
 #[derive(Default)]
 pub(super) struct State {
-    children: Vec<(PathStep, State)>,
+    root: Node,
+    /// Bytes of all values.
+    bytes: usize,
+}
+
+/// A dict, a list, or a value by its opcodes.
+#[derive(Default)]
+struct Node {
+    children: Vec<(PathStep, Node)>,
     /// Places in `children`.
     places: HashMap<PathStep, usize>,
     value: Option<Vec<u8>>,
@@ -25,12 +36,16 @@ impl State {
     /// Puts a value where its way leads.
     ///
     /// Errors: `structure_mismatch` where two values would be at one place or one inside of the other; `unsupported`
-    /// for a way that is too long, or a list.
+    /// for a way that is too long, or a list, or where all values together are.
     pub(super) fn put(&mut self, path: &[PathStep], value: Vec<u8>) -> Result<()> {
         if path.len() > MAX_DEPTH {
             return Err(Error::new(Code::Unsupported, "the state is nested too deep"));
         }
-        let mut at = self;
+        self.bytes = self.bytes.saturating_add(value.len());
+        if self.bytes > MAX_PICKLE_BYTES {
+            return Err(too_much());
+        }
+        let mut at = &mut self.root;
         for step in path {
             if at.value.is_some() {
                 return Err(twice(path));
@@ -44,7 +59,7 @@ impl State {
                 Some(&place) => place,
                 None => {
                     at.places.insert(step.clone(), at.children.len());
-                    at.children.push((step.clone(), State::default()));
+                    at.children.push((step.clone(), Node::default()));
                     at.children.len() - 1
                 }
             };
@@ -59,11 +74,21 @@ impl State {
     }
 
     /// Appends its opcodes. What a list lacks is None, as torch has it.
-    pub(super) fn write(&self, out: &mut Vec<u8>) {
+    ///
+    /// Errors: `unsupported` as soon as there are too many.
+    pub(super) fn write(&self, out: &mut Vec<u8>) -> Result<()> {
+        self.root.write(out)
+    }
+}
+
+impl Node {
+    fn write(&self, out: &mut Vec<u8>) -> Result<()> {
+        check_len(out)?;
         if let Some(value) = &self.value {
-            return out.extend_from_slice(value);
+            out.extend_from_slice(value);
+            return check_len(out);
         }
-        let is_index = |(step, _): &(PathStep, State)| matches!(step, PathStep::Index(_));
+        let is_index = |(step, _): &(PathStep, Node)| matches!(step, PathStep::Index(_));
         if !self.children.is_empty() && self.children.iter().all(is_index) {
             return self.write_list(out);
         }
@@ -73,27 +98,40 @@ impl State {
                 PathStep::Key(key) => pickle::text(out, key),
                 PathStep::Index(index) => pickle::int(out, *index as i64),
             }
-            child.write(out);
+            child.write(out)?;
         }
         out.push(pickle::SETITEMS);
+        Ok(())
     }
 
-    fn write_list(&self, out: &mut Vec<u8>) {
-        let index = |step: &PathStep| match step {
+    fn write_list(&self, out: &mut Vec<u8>) -> Result<()> {
+        let place = |(step, _): &&(PathStep, Node)| match step {
             PathStep::Index(index) => *index,
             PathStep::Key(_) => 0,
         };
-        let len = self.children.iter().map(|(step, _)| index(step) + 1).max().unwrap_or(0);
+        let mut children: Vec<&(PathStep, Node)> = self.children.iter().collect();
+        children.sort_by_key(place);
         out.extend_from_slice(&[pickle::EMPTY_LIST, pickle::MARK]);
-        for place in 0..len {
-            let child = self.places.get(&PathStep::Index(place));
-            match child.and_then(|&child| self.children.get(child)) {
-                Some((_, child)) => child.write(out),
-                None => out.push(pickle::NONE),
-            }
+        let mut next = 0;
+        for child in children {
+            // Below the longest list, so that one gap is a mebibyte at the most.
+            let gap = place(&child).saturating_sub(next);
+            out.resize(out.len() + gap as usize, pickle::NONE);
+            child.1.write(out)?;
+            next += gap + 1;
         }
         out.push(pickle::APPENDS);
+        check_len(out)
     }
+}
+
+fn check_len(out: &[u8]) -> Result<()> {
+    if out.len() <= MAX_PICKLE_BYTES { Ok(()) } else { Err(too_much()) }
+}
+
+fn too_much() -> Error {
+    let what = "the names and objects are too much for one file of torch";
+    Error::new(Code::Unsupported, what).hint("export to safetensors")
 }
 
 fn twice(path: &[PathStep]) -> Error {
@@ -124,12 +162,32 @@ mod tests {
         state.put(&list(0), b"K\x00".to_vec()).unwrap();
         state.put(&[key("b")], b"N".to_vec()).unwrap();
         let mut out = Vec::new();
-        state.write(&mut out);
+        state.write(&mut out).unwrap();
         let wanted = b"}(X\x01\0\0\0a](K\x00NK\x02eX\x01\0\0\0bNu";
         assert_eq!(out, wanted);
         for bad in [&[key("b")][..], &[key("b"), key("c")], &[key("a")], &list(1 << 20)] {
             assert!(state.put(bad, b"N".to_vec()).is_err(), "{bad:?}");
         }
         assert!(state.put(&vec![key("x"); 300], Vec::new()).is_err());
+    }
+    #[test]
+    fn lists_of_nothing_are_no_way_to_fill_memory() {
+        let mut state = State::default();
+        for name in 0..400 {
+            let path = [key(&name.to_string()), PathStep::Index(MAX_LIST - 1)];
+            state.put(&path, b"N".to_vec()).unwrap();
+        }
+        let mut out = Vec::new();
+        assert_eq!(state.write(&mut out).unwrap_err().code(), Code::Unsupported);
+        assert!(out.len() <= MAX_PICKLE_BYTES + MAX_LIST as usize + 64, "{}", out.len());
+    }
+
+    #[test]
+    fn values_are_counted_before_they_are_kept() {
+        let mut state = State::default();
+        let mut put = |name: &str| state.put(&[key(name)], vec![0; MAX_PICKLE_BYTES / 2]);
+        put("a").unwrap();
+        put("b").unwrap();
+        assert_eq!(put("c").unwrap_err().code(), Code::Unsupported);
     }
 }

@@ -17,7 +17,7 @@ use forebay_format::{AtomicFile, dcp};
 use forebay_tensor::{Dtype, byte_len};
 
 use super::safetensors::write_at;
-use super::state::State;
+use super::state::{MAX_PICKLE_BYTES, State};
 use super::stream::{Sink, stream};
 use super::zip::{Record, directory};
 use super::{Exported, Item, Items, Options, is_selected, pickle};
@@ -26,9 +26,6 @@ use crate::open::Checkpoint;
 use crate::progress::Progress;
 use crate::save::torch_shape;
 use crate::stream::Source;
-
-/// The longest `data.pkl` that is written: the longest that is read.
-const MAX_PICKLE_BYTES: usize = 256 << 20;
 
 pub(super) fn write(
     source: &Source,
@@ -204,15 +201,9 @@ fn pickle_of(
         exported.left_out.extend(objects.into_iter().map(|(name, _)| (name, why.clone())));
     }
     let mut pickle = pickle::PROTO_2.to_vec();
-    state.write(&mut pickle);
+    state.write(&mut pickle)?;
     pickle.push(pickle::STOP);
-    match pickle.len() <= MAX_PICKLE_BYTES {
-        true => Ok(pickle),
-        false => {
-            let what = "the names and objects are too much for one file of torch";
-            Err(Error::new(Code::Unsupported, what).hint("export to safetensors"))
-        }
-    }
+    Ok(pickle)
 }
 
 /// Where a value goes in the state.

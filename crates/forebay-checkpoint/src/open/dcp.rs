@@ -3,6 +3,7 @@
 use super::files::Listing;
 use super::{Checkpoint, Concern, Origin, Warning};
 use crate::model::{Chunk, DataFile, Entry, Kind, PathStep};
+use crate::save::{refuse_ours, stamp};
 use forebay_error::{Code, Error, Result};
 use forebay_format::dcp::metadata::{self, DcpMetadata, EntryKind, Place, Step};
 use forebay_format::pickle::Limits;
@@ -14,10 +15,45 @@ use std::path::Path;
 /// How many stale files are named.
 const NAMED: usize = 20;
 
-/// Opens a folder that has a `.metadata`.
+/// Opens a folder that has a `.metadata` without a line of ours.
+///
+/// Errors: `invalid_metadata` where it is ours all the same: the line is damaged, and with it all that is known of the
+/// bytes beyond their archives' own checksums.
+pub(super) fn open_stock(folder: &Path, listing: &Listing) -> Result<Checkpoint> {
+    open_if(folder, listing, |_, metadata| {
+        refuse_ours(metadata).map_err(|error| {
+            error
+                .hint("`forebay ckpt verify` says what else is damaged; use the step before it")
+                .hint("torch.distributed.checkpoint loads it still, and compares no checksums")
+        })
+    })
+}
+
+/// Opens a folder of ours whose manifest is gone, by its `.metadata` alone. Errors: `checksum` where that has a CRC of
+/// all of itself, and another one.
 pub(super) fn open(folder: &Path, listing: &Listing) -> Result<Checkpoint> {
+    open_if(folder, listing, |bytes, _| stamp::check(bytes).map(drop))
+}
+
+/// Opens a folder that has a `.metadata` as far as that can be read, whoever wrote it, damaged or not: to say what else
+/// is wrong, never to load from.
+pub(super) fn open_damaged(folder: &Path, listing: &Listing) -> Result<Checkpoint> {
+    open_if(folder, listing, |_, _| Ok(()))
+}
+
+/// Opens what `accept` does not refuse: it is given the bytes of `.metadata` and what they say.
+fn open_if(
+    folder: &Path,
+    listing: &Listing,
+    accept: impl FnOnce(&[u8], &DcpMetadata) -> Result<()>,
+) -> Result<Checkpoint> {
     let path = folder.join(".metadata");
-    let metadata = read(&path).map_err(|error| error.at(shown(&path)))?;
+    let parsed = read(&path).and_then(|bytes| {
+        let metadata = DcpMetadata::read(&bytes)?;
+        accept(&bytes, &metadata)?;
+        Ok(metadata)
+    });
+    let metadata = parsed.map_err(|error| error.at(shown(&path)))?;
     let mut warnings: Vec<Warning> =
         metadata.warnings().iter().map(|text| told(text, !metadata.stale().is_empty())).collect();
     let entries = metadata.entries().filter_map(|entry| convert(&entry, &mut warnings)).collect();
@@ -34,7 +70,7 @@ pub(super) fn open(folder: &Path, listing: &Listing) -> Result<Checkpoint> {
     Ok(checkpoint)
 }
 
-fn read(path: &Path) -> Result<DcpMetadata> {
+fn read(path: &Path) -> Result<Vec<u8>> {
     let file = OpenFile::open(path)?;
     let most = Limits::METADATA.input_bytes as u64;
     if file.size() > most {
@@ -52,7 +88,7 @@ fn read(path: &Path) -> Result<DcpMetadata> {
     bytes.resize(room, 0);
     file.read_exact_at(&mut bytes, 0)?;
     file.check_unchanged()?;
-    DcpMetadata::read(&bytes)
+    Ok(bytes)
 }
 
 /// A warning of the reader of `.metadata`; one of them may be about items without an entry.

@@ -109,14 +109,15 @@ impl Checkpoint {
     /// Opens the checkpoint in a folder.
     ///
     /// Errors: `not_committed` where there are data files and no `.metadata`; `unknown_format` where there is nothing
-    /// of a checkpoint; `invalid_metadata`, `forbidden_global`, `unsafe_path`, `overlap`, `hole` and `out_of_bounds`
+    /// of a checkpoint; `invalid_metadata` for one of ours whose manifest is not to be found by its `.metadata`, and
+    /// `invalid_metadata`, `forbidden_global`, `unsafe_path`, `overlap`, `hole` and `out_of_bounds`
     /// for what the metadata says; `missing_file` where shards are numbered with gaps.
     pub fn open(folder: &Path) -> Result<Self> {
         let listing = files::list(folder)?;
         if listing.has_metadata {
             return match ours::open(folder, &listing)? {
                 Some(checkpoint) => Ok(checkpoint),
-                None => dcp::open(folder, &listing),
+                None => dcp::open_stock(folder, &listing),
             };
         }
         let shards = match listing.has_index || listing.safetensors.is_empty() {

@@ -46,7 +46,7 @@ pub fn assemble(
     let manifest = Manifest::open(Arc::new(source), Some(&head.seal))?;
     let seal = Seal { attempt: facts.attempt, manifest: manifest_name, hash: head.seal };
     let files = manifest.files()?;
-    let metadata = metadata(facts, &manifest, &files, &seal)?;
+    let metadata = metadata(facts, &manifest, &files, &seal, true)?;
     let files = files.into_iter().map(|file| {
         let bytes = file.bytes.unwrap_or_default();
         FileRef { name: file.name, bytes }
@@ -54,11 +54,13 @@ pub fn assemble(
     Ok(Assembled { metadata, manifest: bytes, files: files.collect() })
 }
 
+/// The bytes of `.metadata`, with a CRC of all of them if it is to be `stamped`.
 pub(crate) fn metadata(
     facts: &Facts,
     manifest: &Manifest,
     files: &[DataFile],
     seal: &Seal,
+    stamped: bool,
 ) -> Result<Vec<u8>> {
     let table = manifest.table();
     let mut chunks: Vec<Vec<Chunk>> = table.values().iter().map(|_| Vec::new()).collect();
@@ -113,7 +115,9 @@ pub(crate) fn metadata(
     }
     let meta =
         StorageMeta { checkpoint_id: facts.place.clone(), save_id: facts.attempt.to_string() };
-    writer.finish(&meta, &[(ATTRIBUTE, seal.value())])
+    let mut bytes = writer.finish(&meta, &[(ATTRIBUTE, seal.value(stamped))])?;
+    super::stamp::stamp(&mut bytes);
+    Ok(bytes)
 }
 
 /// Chunks as stock metadata may list them: it tells them apart by their offsets alone, so one without elements is

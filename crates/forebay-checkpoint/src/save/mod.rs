@@ -21,6 +21,7 @@ mod run;
 mod seal;
 mod shared;
 mod sketch;
+pub(crate) mod stamp;
 mod write;
 
 pub(crate) use assemble::metadata;
@@ -28,7 +29,7 @@ pub use assemble::{Facts, assemble};
 pub use files::Source;
 pub use plan::{SaveItem, SavePlan, What};
 pub(crate) use plan::{torch_dtype, torch_shape};
-pub(crate) use seal::ATTRIBUTE;
+pub(crate) use seal::{ATTRIBUTE, refuse_ours};
 pub use seal::{OurMetadata, Seal};
 pub use sketch::{Sketch, sketch_part};
 

@@ -13,6 +13,7 @@
 
 mod agree;
 mod crash;
+mod damage;
 mod fail;
 mod fence;
 mod hinted;

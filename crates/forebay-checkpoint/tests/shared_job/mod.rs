@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_checkpoint::commit::{
-    Assembled, AttemptId, Policy, Root, RunId, Spec, StructureHash, SystemClock,
+    Assembled, AttemptId, Policy, Root, RunId, Spec, StructureHash, SystemClock, manifest,
 };
 use forebay_checkpoint::manifest::{
     Info, Layout, MemorySource, Structure, Tensor, Value, ValueRef,
@@ -110,7 +110,7 @@ impl Job {
         };
         let facts =
             Facts { attempt: ATTEMPT, info, place: "here".into(), paths: Default::default() };
-        assemble(&facts, structure, parts, "forebay.manifest".to_owned())
+        assemble(&facts, structure, parts, manifest(ATTEMPT, 0))
     }
 
     /// The manifest as it is in the folder.

@@ -24,6 +24,12 @@ const END_BYTES: u64 = 22;
 const LOCATOR_BYTES: u64 = 20;
 const END64_BYTES: u64 = 56;
 const ENTRY_BYTES: usize = 46;
+/// The most bytes of an entry: a name that is accepted, an extra and a comment.
+const MAX_ENTRY_BYTES: u64 = (ENTRY_BYTES + MAX_NAME_BYTES + 2 * u16::MAX as usize) as u64;
+/// Bytes that are read at a time.
+const PIECE_BYTES: u64 = 1 << 20;
+/// The most bytes of all names: as much as a pickle may have that has them too.
+const MAX_NAMES_BYTES: u64 = super::MAX_PICKLE_BYTES;
 const END: u32 = 0x0605_4B50;
 const LOCATOR: u32 = 0x0706_4B50;
 const END64: u32 = 0x0606_4B50;
@@ -117,21 +123,46 @@ pub(super) fn check_size(place: &Place) -> Result<()> {
         let what = format!("the archive has {} records, {MAX_RECORDS} is the most", place.entries);
         return Err(Error::new(Code::Unsupported, what));
     }
+    // No product of these overflows.
+    if place.bytes > place.entries * MAX_ENTRY_BYTES {
+        return Err(longer());
+    }
     Ok(())
 }
 
-/// The entries of a directory.
-pub(super) fn entries(bytes: &[u8], place: &Place) -> Result<Vec<Entry>> {
-    let mut rest = bytes;
-    let mut entries = Vec::new();
+fn longer() -> Error {
+    invalid("the directory of the archive is longer than its entries")
+}
+
+/// The entries of a directory, of which `read` gives `(place, bytes)`. It is read piece by piece: how long it is said
+/// to be decides nothing, and one that is damaged is not read to its end.
+pub(super) fn entries(
+    place: &Place,
+    read: impl Fn(u64, u64) -> Result<Vec<u8>>,
+) -> Result<Vec<Entry>> {
+    let (mut entries, mut names_bytes) = (Vec::new(), 0);
+    let (mut window, mut taken, mut loaded) = (Vec::new(), 0, 0);
     for _ in 0..place.entries {
-        let (entry, after) = one(rest, place.at)?;
+        let left = place.bytes - loaded;
+        if left > 0 && ((window.len() - taken) as u64) < MAX_ENTRY_BYTES {
+            window.drain(..taken);
+            taken = 0;
+            let more = read(place.at + loaded, left.min(PIECE_BYTES))?;
+            loaded += more.len() as u64;
+            window.extend_from_slice(&more);
+        }
+        let (entry, rest) = one(window.get(taken..).unwrap_or_default(), place.at)?;
+        taken = window.len() - rest.len();
+        names_bytes += entry.name.len() as u64;
+        if names_bytes > MAX_NAMES_BYTES {
+            let what = format!("the names of its records have more than {MAX_NAMES_BYTES} bytes");
+            return Err(Error::new(Code::Unsupported, what));
+        }
         entries.push(entry);
-        rest = after;
     }
-    match rest.is_empty() {
+    match loaded == place.bytes && taken == window.len() {
         true => Ok(entries),
-        false => Err(invalid("the directory of the archive is longer than its entries")),
+        false => Err(longer()),
     }
 }
 

@@ -154,10 +154,10 @@ impl<'s> Archive<'s> {
         directory::check_size(&place)?;
         let tail_at = length - tail.len() as u64;
         let blocks = Blocks([(tail_at, tail), (0, Vec::new())]);
-        let entries = match blocks.get(place.at, place.bytes) {
-            Some(bytes) => directory::entries(bytes, &place)?,
-            None => directory::entries(&read(place.at, place.bytes)?, &place)?,
-        };
+        let entries = directory::entries(&place, |at, len| match blocks.get(at, len) {
+            Some(bytes) => Ok(bytes.to_vec()),
+            None => read(at, len),
+        })?;
         let Blocks([tail, _]) = blocks;
         let head = if tail.0 == 0 { Vec::new() } else { read(0, BLOCK.min(length))? };
         let blocks = Blocks([tail, (0, head)]);

@@ -1,16 +1,16 @@
 //! `forebay ckpt list`: the steps of a root, whatever became of them; `forebay ckpt latest`: the one to restore.
 //!
 //! JSON of `list`: `{"root", "latest", "steps": [{"step", "state", "age_s", "bytes", "commit", "attempts"}]}`, steps
-//! in order. `latest` is a number, or null. `state` is `committed`, `pending` or `dead`. `commit`, or null:
-//! `{"attempt", "epoch", "parent", "ranks", "manifest", "bytes", "age_s", "damage"}`; `attempt` is null where another
-//! program wrote it. `attempts` are tries that are not the commit: `{"attempt", "state", "why", "ranks", "began",
-//! "contributed", "bytes", "age_s"}`. Of `latest`: `{"step", "path", "bytes", "age_s"}`.
+//! in order. `latest` is a number, or null (also where damage leaves it open). `state` is `committed`, `pending` or
+//! `dead`. `commit`, or null: `{"attempt", "epoch", "parent", "ranks", "manifest", "bytes", "age_s", "damage"}`;
+//! `attempt` is null where another program wrote it. `attempts` are tries that are not the commit: `{"attempt", "state",
+//! "why", "ranks", "began", "contributed", "bytes", "age_s"}`. Of `latest`: `{"step", "path", "bytes", "age_s"}`.
 
 use forebay_checkpoint::commit::{
     AttemptState, AttemptStatus, CommitInfo, Policy, Root, State, StepState, latest as newest,
     step_folder, steps,
 };
-use forebay_error::Result;
+use forebay_error::{Code, Result};
 use serde::Serialize;
 
 use super::args::RootArgs;
@@ -77,7 +77,14 @@ pub(super) fn states(root: &Root) -> Result<Vec<StepState>> {
 pub(super) fn list(args: &RootArgs, console: &Console) -> Result<Outcome> {
     let root = place::root(&args.root)?;
     let states = states(&root)?;
-    let latest = newest(&root)?.map(|state| state.step);
+    // The list is for looking at damage: that it leaves the latest open is no reason to show nothing.
+    let latest = match newest(&root) {
+        Err(error) if error.code() == Code::InvalidMetadata => {
+            console.warning(&error.render());
+            None
+        }
+        latest => latest?.map(|state| state.step),
+    };
     if console.is_json() {
         let steps = states.iter().map(step_row).collect();
         console.json(&Listing { root: root.store.name(), latest, steps })?;

@@ -93,6 +93,38 @@ fn latest_prints_the_step_or_fails() {
 }
 
 #[test]
+fn a_damaged_newest_step_is_told_by_latest_and_listed() {
+    let folder = root();
+    let path = folder.path().join("step-300/.metadata");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let seal = bytes.windows(10).rposition(|window| window == b"forebay:1 ").unwrap();
+    bytes[seal + 9] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let output = run(&["ckpt", "latest", text(folder.path())]);
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(1), ""));
+    let said = stderr(&output);
+    assert!(said.starts_with("error[invalid_metadata]") && said.contains("step 300"), "{said}");
+    assert!(said.contains("to go on from step 200"), "{said}");
+    let output = forebay().args(["ckpt", "list", "--json"]).arg(folder.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stderr(&output).contains("warning:"), "{}", stderr(&output));
+    let listing: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&listing["latest"], steps(&listing).len()), (&Value::Null, 4));
+    let damage = listing["steps"][2]["commit"]["damage"].as_str().unwrap();
+    assert!(damage.contains("invalid_metadata"), "{damage}");
+    // What is named is used.
+    let shown = ckpt(&["show", "--step", "200"], folder.path());
+    assert_eq!(shown["origin"], "forebay");
+    // A collection leaves the folder as it is.
+    let output = run(&["ckpt", "gc", "--grace", "0", text(folder.path())]);
+    assert!(stderr(&output).contains("nothing here is removed"), "{}", stderr(&output));
+    bytes[seal + 9] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let verified = run(&["ckpt", "verify", text(&folder.path().join("step-300"))]);
+    assert_eq!(verified.status.code(), Some(0), "{}", stderr(&verified));
+}
+
+#[test]
 fn show_tells_who_wrote_a_step_and_what_is_in_it() {
     let folder = root();
     for args in [&["show", "--step", "200"][..], &["show"]] {

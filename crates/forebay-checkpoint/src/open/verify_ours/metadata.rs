@@ -16,7 +16,10 @@ use crate::commit::METADATA;
 use crate::manifest::Manifest;
 use crate::model::{Entry, Kind, PathStep};
 use crate::open::Concern;
-use crate::save::{Facts, Seal};
+use crate::save::{Facts, Seal, stamp};
+
+/// What the attribute of ours has had from the first version on.
+const FIRST_KEYS: [&str; 5] = ["attempt", "manifest", "manifest_sha256", "version", "seal"];
 
 /// Notes what is wrong with `.metadata`.
 pub(super) fn compare(own: &Ours<'_>, manifest: &Manifest, found: &mut Verified) {
@@ -170,8 +173,7 @@ fn compare_seal(own: &Ours<'_>, table: &DcpMetadata, manifest: &Manifest, found:
     if seal.attempt.to_string() != info.attempt {
         odd.push("the attempt is another in the manifest");
     }
-    let value = table.attribute(crate::save::ATTRIBUTE).and_then(|object| object.json().ok());
-    let value: Option<serde_json::Value> = value.and_then(|json| serde_json::from_str(json).ok());
+    let value = attribute(table);
     let says = |key: &str, wanted: &str| {
         let found = value.as_ref().and_then(|value| value.get(key));
         found.and_then(serde_json::Value::as_str) == Some(wanted)
@@ -189,6 +191,28 @@ fn compare_seal(own: &Ours<'_>, table: &DcpMetadata, manifest: &Manifest, found:
     for what in odd {
         found.of_file(own.folder, METADATA, Error::new(Code::InvalidMetadata, what));
     }
+    if let Err(error) = check_stamp(own, value.as_ref()) {
+        found.of_file(own.folder, METADATA, error);
+    }
+}
+
+/// Compares `.metadata` with its own CRC. The first versions put none in, and nothing else that is not checked above.
+fn check_stamp(own: &Ours<'_>, value: Option<&serde_json::Value>) -> Result<()> {
+    if stamp::check(&own.bytes)? {
+        return Ok(());
+    }
+    let known = |key: &String| FIRST_KEYS.contains(&key.as_str());
+    let pairs = value.and_then(serde_json::Value::as_object);
+    match pairs.is_some_and(|pairs| pairs.keys().all(known)) {
+        true => Ok(()),
+        false => Err(Error::new(Code::Checksum, "its CRC of itself is damaged")),
+    }
+}
+
+/// What the attribute of ours says.
+fn attribute(table: &DcpMetadata) -> Option<serde_json::Value> {
+    let value = table.attribute(crate::save::ATTRIBUTE)?.json().ok()?;
+    serde_json::from_str(value).ok()
 }
 
 /// Compares all bytes with those that this version writes.
@@ -239,5 +263,7 @@ fn written(table: &DcpMetadata, manifest: &Manifest, seal: &Seal) -> Result<Vec<
         place: place.unwrap_or_default(),
         paths: paths.collect(),
     };
-    crate::save::metadata(&facts, manifest, &manifest.files()?, seal)
+    // The first versions put no CRC in.
+    let stamped = attribute(table).is_some_and(|value| value.get(stamp::KEY).is_some());
+    crate::save::metadata(&facts, manifest, &manifest.files()?, seal, stamped)
 }

@@ -230,7 +230,7 @@ fn stock(folder: &Path, progress: &impl Progress, found: &mut Verified) -> Resul
     let checkpoint = Checkpoint::open(folder).or_else(|error| match found.is_sound() {
         true => Err(error),
         // Its manifest is no help.
-        false => super::dcp::open(folder, &super::files::list(folder)?),
+        false => super::dcp::open_damaged(folder, &super::files::list(folder)?),
     })?;
     let chunks = checkpoint.entries.iter().flat_map(Entry::chunks);
     progress.total(chunks.fold(0_u64, |sum, chunk| sum.saturating_add(chunk.length)));

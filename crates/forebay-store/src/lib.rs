@@ -9,6 +9,7 @@
 //! | [`PosixStore`] | a folder |
 //! | [`MemoryStore`] | a map behind a lock, with a clock that tests move |
 //! | [`fault::FaultStore`] | a client of another store, with faults on purpose |
+//! | [`fault::FaultFolder`] | a client of a folder, with faults at its calls to the kernel |
 //! | [`power::Recording`] | a folder store whose every change is written down, to lose power at any of them |
 
 pub mod fault;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::{read_exact_at, write_all_at};
 use forebay_error::{Code, Error, Result};
-use forebay_store::fault::{Action, Fault, FaultStore, KILLED, Plan, When};
+use forebay_store::fault::{Action, Call, Fault, FaultFolder, FaultStore, KILLED, Plan, When};
 use forebay_store::{Expect, MemoryStore, Published, Store};
 
 const BYTES: &[u8] = &[9; 1000];
@@ -213,6 +213,61 @@ fn a_seed_decides_everything_and_is_named() {
         let text = error.clone().unwrap_or_default();
         assert!(*fired == 0 || text.contains(&format!("seed {seed}")), "{text}");
     }
+}
+
+/// A folder with a client that has this plan.
+fn folder_client(plan: Plan) -> (tempfile::TempDir, FaultFolder) {
+    let folder = tempfile::tempdir().unwrap();
+    let client = FaultFolder::open(folder.path(), plan).unwrap();
+    (folder, client)
+}
+
+#[test]
+fn faults_strike_each_call_to_the_kernel_of_a_client_and_no_others() {
+    let (_keep, counting) = folder_client(Plan::none());
+    all_calls(&counting.store()).unwrap();
+    let log = counting.log();
+    let of = |call| log.iter().filter(|step| step.action == Action::File(call)).count();
+    // The temporary files of a create and a put, and the data file.
+    assert_eq!((of(Call::Open), of(Call::Pwrite), of(Call::Fsync)), (6, 6, 6), "{log:?}");
+    assert!(of(Call::Link) == 4 && of(Call::Rename) == 2 && of(Call::FsyncFolder) >= 10);
+    for step in 0..log.len() as u64 {
+        let (folder, victim) = folder_client(Plan::at(step, Fault::Kill));
+        let store = victim.store();
+        let (end, killed) = (all_calls(&store), victim.killed());
+        assert!(killed && victim.fired() == 1, "{step}");
+        // What fails in tidying up is told to nobody.
+        let tidying = matches!(log[step as usize].action, Action::File(Call::Unlink | Call::Rmdir));
+        assert!(end.is_err() || tidying, "{:?}", log[step as usize]);
+        assert!(store.put("x", b"").is_err(), "a dead client changes nothing");
+        drop(store);
+        let other = forebay_store::PosixStore::open(folder.path()).unwrap();
+        assert_eq!(other.get("x", 9).unwrap(), None);
+        other.put("x", b"another client goes on").unwrap();
+    }
+}
+
+#[test]
+fn a_folder_looks_up_lost_replies_and_goes_on_with_short_writes() {
+    let (_keep, counting) = folder_client(Plan::none());
+    all_calls(&counting.store()).unwrap();
+    for step in counting.log() {
+        let (_keep, client) = folder_client(Plan::at(step.index, Fault::LostReply));
+        let end = all_calls(&client.store());
+        assert_eq!(client.fired(), 1);
+        if matches!(step.action, Action::File(Call::Link | Call::Rename)) {
+            end.unwrap_or_else(|error| panic!("{step:?}: {error:?}"));
+        }
+    }
+    let (folder, client) = folder_client(Plan::from(0, Fault::Short));
+    all_calls(&client.store()).unwrap();
+    assert_eq!(std::fs::read(folder.path().join("data")).unwrap(), BYTES);
+    let writes = client.log().into_iter().filter(|s| s.action == Action::File(Call::Pwrite));
+    assert!(writes.count() > 20, "halves of halves");
+    let log = counting.log();
+    let torn = log.iter().rfind(|step| step.action == Action::File(Call::FsyncFolder)).unwrap();
+    let (_keep, client) = folder_client(Plan::at(torn.index - 1, Fault::Errno(libc::EIO)));
+    assert_eq!(all_calls(&client.store()).unwrap_err().code(), Code::NotDurable);
 }
 
 #[test]

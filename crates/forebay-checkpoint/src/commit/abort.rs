@@ -1,13 +1,12 @@
 //! Failing: so that every rank hears of it, even on a full disk, and nothing is left that cannot be used.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
 use forebay_engine::write_all_at;
 use forebay_error::{Code, Error, Result};
 use forebay_store::Expect;
 
-use super::attempt::{Attempt, Rooms};
+use super::attempt::{Attempt, Rooms, lock};
 use super::hints::Hint;
 use super::record::{Decision, Failure, encode};
 use super::withdraw::blank_decision;
@@ -93,32 +92,16 @@ impl Attempt {
     /// Removes what this rank made in an attempt whose abort is decided. What cannot be removed is left to the
     /// collector.
     pub(crate) fn discard(&mut self) {
-        self.rooms = Rooms::default();
-        let files = std::mem::take(&mut *self.files.lock().unwrap_or_else(PoisonError::into_inner));
-        for key in &files {
-            self.remove_quietly(key);
-        }
-        self.remove_own_records();
+        let files = std::mem::take(&mut *lock(&self.files));
+        self.clean_up(files);
     }
 
-    /// Removes this rank's records of an attempt that has ended; the decision and the outcome stay.
-    pub(crate) fn remove_own_records(&mut self) {
+    /// Removes some objects and this rank's records of an attempt that has ended; the decision and the outcome stay.
+    /// Nothing of it is needed any more, so the disk is not waited for.
+    pub(crate) fn clean_up(&mut self, mut keys: Vec<String>) {
         self.rooms = Rooms::default();
-        let rank = self.spec.rank;
-        if !self.owned {
-            return;
-        }
-        let whats: &[&str] = match self.spec.world {
-            1 => &["metadata", "beat", "begin"],
-            _ => &["metadata", "room", "part", "fail", "beat", "begin"],
-        };
-        for what in whats {
-            self.remove_quietly(&self.record_of(what, rank));
-        }
-    }
-
-    pub(crate) fn remove_quietly(&self, key: &str) {
-        if let Err(error) = self.root.store.remove(key) {
+        keys.append(&mut lock(&self.made));
+        if let Err(error) = self.root.store.discard(&keys) {
             tracing::debug!(%error, "left to the collector");
         }
     }

@@ -52,6 +52,8 @@ pub(crate) fn unpublish(root: &Root, layout: &Layout, attempt: AttemptId) -> Res
     match root.store.publish(&layout.metadata(), &aside, &Expect::Absent) {
         Ok(Published::Done { .. } | Published::Withdrawn) => {}
         Ok(Published::Lost) => return Ok(false),
+        // It may be back after a loss of power, and must then find its files.
+        Err(error) if error.code() == Code::NotDurable => return Err(error),
         Err(error) => {
             if root.committed(layout)? == Some(Some(attempt)) {
                 return Err(error);

@@ -1,11 +1,11 @@
 //! A rank's part in an attempt: it begins, writes data, contributes its part, or fails for all to see.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use forebay_engine::write_all_at;
 use forebay_error::{Code, Error, Result};
-use forebay_store::{DataObject, Expect, Published};
+use forebay_store::{DataObject, Expect};
 
 use super::dead::Pulses;
 use super::epoch;
@@ -13,7 +13,7 @@ use super::hints::{Hint, Hints};
 use super::id::{AttemptId, StructureHash};
 use super::names::{self, Layout};
 use super::policy::Policy;
-use super::record::{Base, Beat, Begin, Decision, PartHead, encode};
+use super::record::{Base, Beat, Begin, Decision, encode};
 use super::root::Root;
 
 /// Room for a failure record, set aside at the start: one block of most file systems.
@@ -52,8 +52,6 @@ pub struct Attempt {
     pub(crate) policy: Policy,
     pub(crate) hints: Option<Arc<dyn Hints>>,
     pub(crate) begin: Begin,
-    /// Whether the begin record is there and ours.
-    pub(crate) owned: bool,
     /// Whether somebody else uses this attempt and rank.
     foreign: bool,
     pub(crate) rooms: Rooms,
@@ -61,6 +59,10 @@ pub struct Attempt {
     pub(crate) own_part: Option<Vec<u8>>,
     /// Keys of the data files, to be removed when the attempt fails.
     pub(crate) files: Mutex<Vec<String>>,
+    /// Keys of the records that this rank has made, to be removed when it is over.
+    pub(crate) made: Mutex<Vec<String>>,
+    /// How many looks in a row have failed.
+    misses: AtomicU32,
     beat: Mutex<(u64, Duration)>,
     pub(crate) pulses: Mutex<Pulses>,
 }
@@ -68,7 +70,7 @@ pub struct Attempt {
 /// Room that was set aside and not used yet.
 #[derive(Default)]
 pub(crate) struct Rooms {
-    part: Option<Box<dyn DataObject>>,
+    pub(crate) part: Option<Box<dyn DataObject>>,
     pub(crate) fail: Option<Box<dyn DataObject>>,
 }
 
@@ -107,11 +109,12 @@ impl Attempt {
             policy: policy.clone(),
             hints,
             begin,
-            owned: false,
             foreign: false,
             rooms: Rooms::default(),
             own_part: None,
             files: Mutex::new(Vec::new()),
+            made: Mutex::new(Vec::new()),
+            misses: AtomicU32::new(0),
             beat: Mutex::new((0, root.clock.now())),
             pulses: Mutex::default(),
             spec,
@@ -134,14 +137,22 @@ impl Attempt {
                 Code::AlreadyExists => self.begun_before(&key),
                 _ => error,
             })?);
+            self.note_made(key);
         }
         let key = self.record_of("begin", self.spec.rank);
-        if !self.root.create_once(&key, &encode(&self.begin, &[])?)? {
-            return Err(self.begun_before(&key));
+        match self.root.create_once(&key, &encode(&self.begin, &[])?) {
+            Ok(true) => self.note_made(key),
+            Ok(false) => return Err(self.begun_before(&key)),
+            Err(error) => {
+                if error.code() == Code::NotDurable {
+                    self.note_made(key);
+                }
+                return Err(error);
+            }
         }
-        self.owned = true;
         if self.spec.world > 1 {
             let key = self.record_of("room", self.spec.rank);
+            self.note_made(key.clone());
             let room = self.spec.part_bytes.saturating_add(FAIL_ROOM_BYTES);
             self.rooms.part = Some(self.root.store.create_data(&key, room)?);
         }
@@ -150,6 +161,8 @@ impl Attempt {
 
     fn begun_before(&mut self, key: &str) -> Error {
         self.foreign = true;
+        // Nor are the records of that name ours.
+        lock(&self.made).clear();
         let what = format!("attempt {} was begun before", self.spec.attempt);
         let error = Error::new(Code::AlreadyExists, what).at(self.root.place(key));
         error.hint("two jobs use one run id, or a save counter went back")
@@ -206,7 +219,7 @@ impl Attempt {
 
     fn own_file(&self, name: &str, bytes: u64) -> Result<Box<dyn DataObject>> {
         let key = self.layout.file(name);
-        self.files.lock().unwrap_or_else(PoisonError::into_inner).push(key.clone());
+        lock(&self.files).push(key.clone());
         self.root.store.create_data(&key, bytes)
     }
 
@@ -214,13 +227,16 @@ impl Attempt {
     /// thread; more calls cost nothing. What goes wrong here is no fault of the save: the next beat may do better.
     pub fn beat(&self) {
         let now = self.root.clock.now();
-        let mut beat = self.beat.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut beat = lock(&self.beat);
         if now.saturating_sub(beat.1) < self.policy.lease / 3 {
             return;
         }
         *beat = (beat.0 + 1, now);
         let record = Beat { rank: self.spec.rank, count: beat.0 };
         let key = self.record_of("beat", self.spec.rank);
+        if beat.0 == 1 {
+            self.note_made(key.clone());
+        }
         let written = encode(&record, &[]).and_then(|bytes| self.root.store.put(&key, &bytes));
         if let Err(error) = written {
             tracing::debug!(%error, "no beat");
@@ -228,63 +244,33 @@ impl Attempt {
     }
 
     /// Fails if the attempt has failed elsewhere, or a rank is dead by all signs, so that a rank need not write data
-    /// for nothing. One read as a rule.
+    /// for nothing. One read as a rule. A store that does not answer may do so the next time: it is forgiven as often
+    /// in a row as in the wait for the outcome ([`Policy::poll_errors_max`]).
     pub fn check(&self) -> Result<()> {
+        let end = match self.find_end() {
+            Ok(end) => end,
+            Err(error) => {
+                let misses = self.misses.fetch_add(1, Ordering::Relaxed) + 1;
+                tracing::debug!(%error, misses, "cannot look whether the attempt goes on");
+                return if misses < self.policy.poll_errors_max { Ok(()) } else { Err(error) };
+            }
+        };
+        self.misses.store(0, Ordering::Relaxed);
+        end.map_or(Ok(()), Err)
+    }
+
+    /// Why the attempt is over, if it is. Errors are of the store.
+    fn find_end(&self) -> Result<Option<Error>> {
         match self.root.decision(&self.layout, self.spec.attempt)? {
-            Some(Decision::Abort(failure)) => Err(failure.to_error()),
-            Some(Decision::Commit(_)) => Ok(()),
+            Some(Decision::Abort(failure)) => Ok(Some(failure.to_error())),
+            Some(Decision::Commit(_)) => Ok(None),
             None => self.check_for_dead(),
         }
     }
 
-    /// Contributes this rank's part: all its data files must be sealed. From here on the rank only
-    /// [waits](Self::wait_or_commit).
-    pub fn publish_part(&mut self, part: &[u8]) -> Result<()> {
-        if self.own_part.is_some() {
-            return Err(Error::new(Code::Usage, "a rank has one part"));
-        }
-        self.own_part = Some(part.to_vec());
-        if self.spec.world == 1 {
-            return Ok(());
-        }
-        self.check()?;
-        let head = PartHead {
-            attempt: self.begin.attempt.clone(),
-            rank: self.spec.rank,
-            world: self.spec.world,
-            structure: self.begin.structure.clone(),
-            epoch: self.spec.epoch,
-        };
-        let bytes = encode(&head, part)?;
-        let staged = self.stage_part(&bytes)?;
-        let key = self.record_of("part", self.spec.rank);
-        let published = self.root.store.publish(&staged, &key, &Expect::Absent);
-        let there = || Ok(self.root.store.get(&key, self.policy.parts_bytes_max)?.is_some());
-        match published {
-            Ok(Published::Done { .. }) => {}
-            Ok(Published::Lost) => {}
-            // The reply to a publication that happened may be lost, and then its source is gone.
-            Ok(Published::Withdrawn) if there()? => {}
-            Err(_) if there()? => {}
-            Ok(Published::Withdrawn) => return Err(self.collected()),
-            Err(error) => return Err(error),
-        }
-        self.tell(&Hint::Part);
-        Ok(())
-    }
-
-    /// Writes the part into its room, or beside it where it is too large; returns where.
-    fn stage_part(&mut self, bytes: &[u8]) -> Result<String> {
-        let key = self.record_of("room", self.spec.rank);
-        let room_bytes = self.spec.part_bytes.saturating_add(FAIL_ROOM_BYTES);
-        match self.rooms.part.take() {
-            Some(room) if bytes.len() as u64 <= room_bytes => {
-                write_all_at(room.sink(), bytes, 0)?;
-                room.seal()?;
-            }
-            _ => self.root.store.put(&key, bytes)?,
-        }
-        Ok(key)
+    /// Remembers a record to be removed.
+    pub(crate) fn note_made(&self, key: String) {
+        lock(&self.made).push(key);
     }
 
     pub(crate) fn record_of(&self, what: &str, rank: u32) -> String {
@@ -296,4 +282,8 @@ impl Attempt {
             hints.tell(self.spec.attempt, hint);
         }
     }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

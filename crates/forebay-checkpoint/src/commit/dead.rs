@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use forebay_error::{Code, Result};
+use forebay_error::{Code, Error, Result};
 use forebay_store::Store;
 
 use super::attempt::Attempt;
@@ -118,24 +118,23 @@ impl Attempt {
         Ok(beat.map(|beat| beat.count))
     }
 
-    /// Fails the attempt for all ranks because one is dead, from a rank that is still at work on its own part.
-    ///
-    /// Errors: that failure, or the one that was decided before.
-    pub(crate) fn check_for_dead(&self) -> Result<()> {
-        let Some(failure) = self.look_for_dead()? else { return Ok(()) };
+    /// Fails the attempt for all ranks because one is dead, from a rank that is still at work on its own part. Returns
+    /// that failure, or the one that was decided before. Errors are of the store.
+    pub(crate) fn check_for_dead(&self) -> Result<Option<Error>> {
+        let Some(failure) = self.look_for_dead()? else { return Ok(None) };
         let key = self.layout.record(self.spec.attempt, "decision");
         let written = encode(&Decision::Abort(failure.clone()), &[])
             .and_then(|bytes| self.root.create_once(&key, &bytes));
         if let Err(error) = written {
             // It is tried again with the room that was set aside, by who gets this.
             tracing::debug!(%error, "the death of a rank could not be written down");
-            return Err(failure.to_error());
+            return Ok(Some(failure.to_error()));
         }
-        match self.root.decision(&self.layout, self.spec.attempt)? {
-            Some(Decision::Commit(_)) => Ok(()),
-            Some(Decision::Abort(first)) => Err(first.to_error()),
-            None => Err(self.collected()),
-        }
+        Ok(match self.root.decision(&self.layout, self.spec.attempt)? {
+            Some(Decision::Commit(_)) => None,
+            Some(Decision::Abort(first)) => Some(first.to_error()),
+            None => Some(self.collected()),
+        })
     }
 }
 

@@ -21,10 +21,11 @@ use super::readers::{READ_LEASE, wait_for_readers};
 use super::record::Failure;
 use super::root::{LIST_MAX, Root};
 use super::steps::CommitInfo;
+use super::strays;
 use super::withdraw::{is_awake, layouts, withdraw};
 
 /// No write of a small object takes that long: its temporary object may go.
-const TEMP_AGE: Duration = Duration::from_secs(3600);
+pub(super) const TEMP_AGE: Duration = Duration::from_secs(3600);
 
 /// How a collection goes about.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,10 +74,16 @@ impl GcReport {
     }
 }
 
-/// Collects in all step folders of a root.
+/// Collects in all step folders of a root, in the root itself where steps were saved to it (a folder that is one
+/// checkpoint), and what was left beside them.
 pub fn gc(root: &Root, options: &GcOptions) -> Result<GcReport> {
-    let mut report = collect(root, &layouts(root)?, options);
+    let mut folders = layouts(root)?;
+    if strays::holds_attempts(root)? {
+        folders.push(Layout::new(""));
+    }
+    let mut report = collect(root, &folders, options);
     remove_pulses(root, options, &mut report);
+    strays::remove_temps(root, options, &mut report);
     Ok(report)
 }
 
@@ -318,7 +325,7 @@ fn remove_attempt(
 }
 
 /// Whether it is gone.
-fn remove(root: &Root, object: &Listed, report: &mut GcReport) -> bool {
+pub(super) fn remove(root: &Root, object: &Listed, report: &mut GcReport) -> bool {
     match root.store.remove(&object.key) {
         Ok(true) => report.removed.push((object.key.clone(), object.bytes)),
         Ok(false) => {}

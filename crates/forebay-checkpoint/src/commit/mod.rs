@@ -23,6 +23,10 @@
 //!
 //! - **A step that is not complete becomes visible.** A commit decision needs every part, a part is published after its
 //!   data is durable, and the committer has seen every file with its size.
+//! - **What could not be made durable is built upon.** The store tells it apart from a lost reply (`not_durable`),
+//!   and the attempt fails: a part is taken back by an abort, a decision by taking what it names away. Only what
+//!   tells of life, or tidies up, may be lost. Where `.metadata` itself is meant, the commit stands and says that it
+//!   may not last.
 //! - **An overwrite loses the old step.** Its files are not touched, and `.metadata` is replaced in one step,
 //!   expecting the version that rank 0 saw when it began. Two writers that race: one wins, the other is told
 //!   `lost_commit`.
@@ -76,6 +80,7 @@ mod aside;
 mod attempt;
 mod census;
 mod clock;
+mod contribute;
 mod dead;
 mod epoch;
 mod frame;
@@ -93,7 +98,9 @@ mod readers;
 mod record;
 mod root;
 mod steps;
+mod strays;
 mod survey;
+mod turn;
 mod watch;
 mod withdraw;
 

@@ -15,6 +15,7 @@ use super::aside::let_removers_pass;
 use super::attempt::Attempt;
 use super::epoch;
 use super::hints::Hint;
+use super::id::AttemptId;
 use super::record::{Begin, Commit, Decision, Failure, FileRef, Outcome, encode};
 use super::root::{Current, LIST_MAX};
 use super::watch::Verdict;
@@ -48,7 +49,7 @@ impl Attempt {
     /// From parts to a decision. Errors are this rank's failures; without one the decision is there, if perhaps
     /// another's.
     pub(crate) fn decide(
-        &mut self,
+        &self,
         parts: Vec<Vec<u8>>,
         assemble: &mut dyn FnMut(Gathered) -> Result<Assembled>,
     ) -> Result<()> {
@@ -62,6 +63,7 @@ impl Attempt {
         files.push(FileRef { name: manifest_name.clone(), bytes: manifest_bytes });
         self.check_files(&files)?;
         let staged = self.record_of("metadata", self.spec.rank);
+        self.note_made(staged.clone());
         self.root.store.put(&staged, &assembled.metadata)?;
         let decision = Decision::Commit(Commit {
             attempt: self.begin.attempt.clone(),
@@ -78,7 +80,24 @@ impl Attempt {
         });
         let key = self.layout.record(self.spec.attempt, "decision");
         // Whoever decided first, the next look reads what stands.
-        self.root.create_once(&key, &encode(&decision, &[])?).map(drop)
+        match self.root.create_once(&key, &encode(&decision, &[])?) {
+            Err(error) if error.code() == Code::NotDurable => self.renounce(&error),
+            created => created.map(drop),
+        }
+    }
+
+    /// The decision to commit is there for all to see and could not be made durable. It cannot be taken back; what it
+    /// names is, so that nobody can publish it, unless another rank was quicker.
+    fn renounce(&self, error: &Error) -> Result<()> {
+        self.root.store.remove(&self.record_of("metadata", self.spec.rank))?;
+        if self.is_ours(self.root.current(&self.layout)?.as_ref()) {
+            return Ok(());
+        }
+        let failure = Failure::of(self.spec.rank, error);
+        let key = self.layout.record(self.spec.attempt, "outcome");
+        self.root.create_once(&key, &encode(&Outcome::Failed(failure), &[])?)?;
+        self.tell(&Hint::Decided);
+        Ok(())
     }
 
     /// What is to be replaced, as rank 0 saw it when it began; `None` where rank 0's record is gone, which is either a
@@ -151,7 +170,8 @@ impl Attempt {
         let to = self.layout.metadata();
         let mut expect =
             commit.base.as_ref().map_or(Expect::Absent, |base| Expect::Version(base.version()));
-        let replaced = commit.base.as_ref().and_then(|base| base.attempt.as_ref()?.parse().ok());
+        let mut replaced =
+            commit.base.as_ref().and_then(|base| base.attempt.as_ref()?.parse().ok());
         let mut pause = Duration::from_millis(10);
         let mut last = None;
         for _ in 0..PUBLISH_TRIES {
@@ -173,7 +193,7 @@ impl Attempt {
             match published {
                 Ok(Published::Withdrawn) => return self.withdrawn(commit),
                 Ok(_) => match self.next_expectation(current)? {
-                    Some(next) => expect = next,
+                    Some(next) => (expect, replaced) = next,
                     None => return self.lost(commit),
                 },
                 Err(error) => {
@@ -226,20 +246,25 @@ impl Attempt {
         })
     }
 
-    /// What to expect instead, after another commit was found: a fenced writer's may be replaced all the same.
-    fn next_expectation(&self, current: Option<Current>) -> Result<Option<Expect>> {
+    /// What to expect instead and whose it is, after another commit was found: a fenced writer's may be replaced all
+    /// the same, where steps may be replaced at all.
+    fn next_expectation(
+        &self,
+        current: Option<Current>,
+    ) -> Result<Option<(Expect, Option<AttemptId>)>> {
         let Some(current) = current else {
             // What was to be replaced has been pruned.
-            return Ok(Some(Expect::Absent));
+            return Ok(Some((Expect::Absent, None)));
         };
-        let epoch = match current.attempt {
-            Some(winner) => match self.root.decision(&self.layout, winner)? {
-                Some(Decision::Commit(commit)) => commit.epoch,
-                _ => return Ok(None),
-            },
-            None => return Ok(None),
+        let Some(winner) = current.attempt.filter(|_| self.policy.overwrite) else {
+            return Ok(None);
         };
-        Ok((epoch < self.spec.epoch).then_some(Expect::Version(current.version)))
+        let epoch = match self.root.decision(&self.layout, winner)? {
+            Some(Decision::Commit(commit)) => commit.epoch,
+            _ => return Ok(None),
+        };
+        let next = (Expect::Version(current.version), Some(winner));
+        Ok((epoch < self.spec.epoch).then_some(next))
     }
 
     fn lost(&mut self, commit: &Commit) -> Result<Verdict> {

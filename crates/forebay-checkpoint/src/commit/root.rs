@@ -63,11 +63,13 @@ impl Root {
         Ok(Some(decoded.map_or_else(super::withdraw::blank_decision, |(decision, _)| decision)))
     }
 
-    /// Creates a record; whether it is there now and ours. A reply that got lost is looked up.
+    /// Creates a record; whether it is there now and ours. A reply that got lost is looked up. One that is there and
+    /// could not be made durable is an error: nobody may build on it.
     pub(crate) fn create_once(&self, key: &str, bytes: &[u8]) -> Result<bool> {
         let failed = match self.store.create(key, bytes) {
             Ok(true) => return Ok(true),
             Ok(false) => None,
+            Err(error) if error.code() == Code::NotDurable => return Err(error),
             Err(error) => Some(error),
         };
         match (self.store.get(key, RECORD_BYTES_MAX), failed) {

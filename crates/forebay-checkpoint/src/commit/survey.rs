@@ -105,8 +105,9 @@ impl Survey {
         self.parts.into_values().collect()
     }
 
-    /// Looks around. Errors are of the store; what the others did wrong is in the sight.
-    pub(crate) fn look(&mut self, attempt: &Attempt) -> Result<Sight> {
+    /// Looks around. `tick` is called between two objects: there may be thousands to read. Errors are of the store;
+    /// what the others did wrong is in the sight.
+    pub(crate) fn look(&mut self, attempt: &Attempt, tick: &mut dyn FnMut()) -> Result<Sight> {
         let spec = &attempt.spec;
         if let Some(own) = &attempt.own_part {
             self.parts.entry(spec.rank).or_insert_with(|| own.clone());
@@ -114,17 +115,22 @@ impl Survey {
         let mut sight = Sight { missing: (0..spec.world).collect(), ..Sight::default() };
         sight.absent.clone_from(&sight.missing);
         if spec.world > 1 {
-            self.look_at_records(attempt, &mut sight)?;
+            self.look_at_records(attempt, &mut sight, tick)?;
         }
         sight.missing.retain(|rank| !self.parts.contains_key(rank));
         sight.absent.retain(|rank| *rank != spec.rank && sight.missing.contains(rank));
         if !sight.missing.is_empty() && sight.fault.is_none() {
-            self.look_at_beats(attempt, &mut sight)?;
+            self.look_at_beats(attempt, &mut sight, tick)?;
         }
         Ok(sight)
     }
 
-    fn look_at_records(&mut self, attempt: &Attempt, sight: &mut Sight) -> Result<()> {
+    fn look_at_records(
+        &mut self,
+        attempt: &Attempt,
+        sight: &mut Sight,
+        tick: &mut dyn FnMut(),
+    ) -> Result<()> {
         let spec = &attempt.spec;
         let prefix = attempt.layout.records(spec.attempt);
         // Begin, beat, room, part, fail and metadata of each rank, and some.
@@ -139,6 +145,7 @@ impl Survey {
             }
             if let Some(rank) = rank_of(&name, "part").filter(|rank| !self.parts.contains_key(rank))
             {
+                tick();
                 self.read_part(attempt, rank, sight)?;
             }
         }
@@ -173,7 +180,12 @@ impl Survey {
     }
 
     /// Reads the counters of ranks without a part, four times a lease.
-    fn look_at_beats(&mut self, attempt: &Attempt, sight: &mut Sight) -> Result<()> {
+    fn look_at_beats(
+        &mut self,
+        attempt: &Attempt,
+        sight: &mut Sight,
+        tick: &mut dyn FnMut(),
+    ) -> Result<()> {
         let now = attempt.root.clock.now();
         let lease = attempt.policy.lease;
         if self.beats_read.is_some_and(|read| now.saturating_sub(read) < lease / 4) {
@@ -181,6 +193,7 @@ impl Survey {
         }
         self.beats_read = Some(now);
         for rank in sight.missing.difference(&sight.absent) {
+            tick();
             let beat: Option<Beat> = attempt.root.read(&attempt.record_of("beat", *rank))?;
             let watch = self.watches.entry(*rank).or_insert_with(|| LeaseWatch::new(now));
             if watch.see(beat.map(|beat| beat.count), now) < lease {

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use forebay_error::{Code, Error, Result};
 
-use super::attempt::Attempt;
+use super::attempt::{Attempt, lock};
 use super::hints::Hint;
 use super::id::AttemptId;
 use super::lease::LeaseWatch;
 use super::publish::{Assembled, Gathered};
-use super::record::{Beat, Commit, Decision, Failure, Outcome, encode};
+use super::record::{Commit, Decision, Failure, Outcome};
 use super::survey::{Move, Survey, judge};
 
 /// How many looks past the deadline a rank takes before it answers with what it knows.
@@ -35,14 +35,14 @@ pub(crate) enum Verdict {
 }
 
 /// What a waiting rank remembers between two looks.
-struct Watch {
+pub(crate) struct Watch {
     since: Duration,
     pause: Duration,
     errors: u32,
     late: u32,
     survey: Survey,
     /// The committer's counter.
-    committer: LeaseWatch,
+    pub(crate) committer: LeaseWatch,
     bumped: (u64, Duration),
     /// When the commit decision was first seen.
     decided: Option<Duration>,
@@ -164,52 +164,25 @@ impl Attempt {
         if !self.is_turn(watch, now)? {
             return Ok(());
         }
-        self.bump(watch, now);
         let waited = now.saturating_sub(watch.since);
-        let sight = watch.survey.look(self)?;
+        self.bump(&mut watch.bumped);
+        let Watch { survey, bumped, .. } = watch;
+        let sight = survey.look(self, &mut || self.bump(bumped))?;
         match judge(&sight, self.spec.world, waited, &self.policy) {
             Move::Wait => Ok(()),
             Move::Abort(failure) => self.abort(&failure).map(drop),
             Move::Assemble => {
                 let survey = std::mem::replace(&mut watch.survey, Survey::new());
                 watch.assembled = true;
-                if let Err(error) = self.decide(survey.into_parts(), assemble) {
+                let parts = survey.into_parts();
+                let decided = self.bumping(&mut watch.bumped, || self.decide(parts, assemble));
+                if let Err(error) = decided {
                     let failure = Failure::of(self.spec.rank, &error);
                     self.tell(&Hint::Failed(failure.clone()));
                     self.abort(&failure)?;
                 }
                 Ok(())
             }
-        }
-    }
-
-    /// Rank 0 always; others when the committer's counter has stood still for their turn, or hints say that it is their
-    /// turn at once.
-    fn is_turn(&self, watch: &mut Watch, now: Duration) -> Result<bool> {
-        if self.spec.rank == 0 {
-            return Ok(true);
-        }
-        let key = self.layout.record(self.spec.attempt, "committer");
-        let beat: Option<Beat> = self.root.read(&key)?;
-        let own = beat.is_some_and(|beat| beat.rank == self.spec.rank);
-        let turn = self.policy.turn(self.spec.rank, self.seed());
-        let count = beat.map(|beat| beat.count);
-        let still = watch.committer.see(count, now);
-        Ok(own || still >= turn || self.is_heir(beat.map_or(0, |beat| beat.rank)))
-    }
-
-    /// Shows that this rank gathers parts, three times a takeover time.
-    fn bump(&self, watch: &mut Watch, now: Duration) {
-        let due = watch.bumped.1 + self.policy.takeover / 3;
-        if self.spec.world == 1 || (now < due && (self.spec.rank == 0 || watch.bumped.0 > 0)) {
-            return;
-        }
-        watch.bumped = (watch.bumped.0 + 1, now);
-        let beat = Beat { rank: self.spec.rank, count: super::random() };
-        let key = self.layout.record(self.spec.attempt, "committer");
-        let written = encode(&beat, &[]).and_then(|bytes| self.root.store.put(&key, &bytes));
-        if let Err(error) = written {
-            tracing::debug!(%error, "no sign of the committer");
         }
     }
 
@@ -255,13 +228,14 @@ impl Attempt {
         self.tell(&Hint::Decided);
         match verdict {
             Verdict::Committed(committed) => {
+                let mut rest = Vec::new();
                 if watch.assembled && committed.by != self.spec.rank {
-                    self.remove_quietly(&self.layout.file(&self.manifest_name()));
+                    rest.push(self.layout.file(&self.manifest_name()));
                 }
-                if committed.by == self.spec.rank {
-                    self.remove_quietly(&self.layout.record(self.spec.attempt, "committer"));
+                if committed.by == self.spec.rank && self.spec.world > 1 {
+                    rest.push(self.layout.record(self.spec.attempt, "committer"));
                 }
-                self.remove_own_records();
+                self.clean_up(rest);
                 Ok(committed)
             }
             Verdict::Failed(error) => {
@@ -269,7 +243,7 @@ impl Attempt {
                 // Only an abort makes it certain that no rank can publish what is removed here.
                 if let Ok(Some(Decision::Abort(_))) = decision {
                     if watch.assembled {
-                        self.remove_quietly(&self.layout.file(&self.manifest_name()));
+                        lock(&self.files).push(self.layout.file(&self.manifest_name()));
                     }
                     self.discard();
                 }

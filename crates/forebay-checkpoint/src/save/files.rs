@@ -32,7 +32,7 @@ pub(super) enum Use {
 pub(super) struct Placed {
     pub(super) file: usize,
     pub(super) item: PlacedItem,
-    /// Its first checksum in the list of all; none for an object.
+    /// Its first checksum in the list of all.
     pub(super) first_crc: usize,
     /// Pieces that carry its bytes.
     pub(super) pieces: usize,
@@ -71,8 +71,7 @@ impl Files {
             return Err(Error::new(Code::Usage, what));
         }
         let files = plan_files(&plan.specs(objects), options)?;
-        let mut items = placed(&files, sources.len());
-        let crcs = number_checksums(&mut items);
+        let (items, crcs) = placed(&files);
         let slot_bytes = (slot_bytes / BLOCK_BYTES * BLOCK_BYTES).max(BLOCK_BYTES);
         let mut out =
             Self { files, items, crcs, pieces: Vec::new(), runs: Vec::new(), uses: Vec::new() };
@@ -114,8 +113,8 @@ fn count_piece(items: &mut [Placed], item: usize) {
     }
 }
 
-/// Where each item is, in the order of the specs.
-pub(super) fn placed(files: &[FileLayout], tensors: usize) -> Vec<Placed> {
+/// Where each item is, in the order of the specs, and how many checksum blocks all have.
+pub(super) fn placed(files: &[FileLayout]) -> (Vec<Placed>, usize) {
     let mut items: Vec<Placed> =
         Vec::with_capacity(files.iter().map(|file| file.items.len()).sum());
     for (number, file) in files.iter().enumerate() {
@@ -124,28 +123,22 @@ pub(super) fn placed(files: &[FileLayout], tensors: usize) -> Vec<Placed> {
             let first =
                 file.segments.partition_point(|part| part.offset() + part.len() <= item.offset);
             let last = file.segments.partition_point(|part| part.offset() < end);
-            let first_crc = usize::from(item.index >= tensors);
             items.push(Placed {
                 file: number,
                 item: item.clone(),
-                first_crc,
+                first_crc: 0,
                 pieces: 0,
                 segments: first..last,
             });
         }
     }
     items.sort_by_key(|placed| placed.item.index);
-    items
-}
-
-/// Numbers the checksum blocks of all items, objects included; returns how many there are.
-fn number_checksums(items: &mut [Placed]) -> usize {
-    let mut next = 0;
-    for placed in items {
-        placed.first_crc = next;
-        next += placed.item.data_bytes.div_ceil(BLOCK_BYTES) as usize;
+    let mut crcs = 0;
+    for placed in &mut items {
+        placed.first_crc = crcs;
+        crcs += placed.item.data_bytes.div_ceil(BLOCK_BYTES) as usize;
     }
-    next
+    (items, crcs)
 }
 
 /// The pieces of one file's tensors.

@@ -158,14 +158,17 @@ pub struct Save {
 
 impl Save {
     /// Starts a save of memory at `sources`, one for each tensor of the plan that is written, and of `objects`. `keep`
-    /// owns the memory and is let go when it is not needed any more.
+    /// owns the memory and is let go when it is not needed any more, which for a save that has failed may be after its
+    /// outcome was told, where storage hangs. Without it a save that fails tells its outcome only when nobody reads the
+    /// memory any more, however long storage hangs.
     ///
     /// Errors: `usage` for lists that do not fit the plan; those of [`Engine::stage`]. Everything else is told by
     /// [`Self::wait_staged`] and [`Self::wait`].
     ///
     /// # Safety
     /// Each source is valid memory for the bytes of its region, and written by nobody, until the save is staged (with
-    /// `in_place`: done), or for as long as `keep` lives. `stream`, if given, is a live stream of the device.
+    /// `in_place`: done), and valid for as long as `keep` lives; without `keep` until then, or until [`Self::wait`] has
+    /// returned an error ([`Self::wait_staged`] may do so earlier). `stream`, if given, is a live stream of the device.
     pub unsafe fn start(
         engine: &Arc<Engine>,
         pool: &Arc<Arena>,

@@ -1,5 +1,6 @@
 //! What one rank holds and writes: pure data, made once for each structure of the state.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use forebay_error::{Code, Error, Result};
@@ -70,7 +71,8 @@ impl SavePlan {
     /// Checks the items and sorts out those that are written.
     ///
     /// Errors: `bad_slice` for a region outside of its tensor; `overflow`; `unsupported` for a dtype without a form in
-    /// torch; all name the item.
+    /// torch; `usage` where regions that are written of one tensor do not follow each other or disagree on what it is,
+    /// and for a name that stands for two things; all name the item.
     pub fn new(items: Vec<SaveItem>) -> Result<Self> {
         let (mut tensors, mut objects, mut aliases) = (Vec::new(), Vec::new(), Vec::new());
         let (mut specs, mut bytes) = (Vec::new(), 0_u64);
@@ -87,7 +89,27 @@ impl SavePlan {
                 What::Alias { .. } => aliases.push(place),
             }
         }
-        Ok(Self { items, tensors, objects, aliases, specs, bytes, shared: None })
+        let plan = Self { items, tensors, objects, aliases, specs, bytes, shared: None };
+        plan.check_names()?;
+        Ok(plan)
+    }
+
+    /// A part lists each value once, with its regions after it.
+    fn check_names(&self) -> Result<()> {
+        let mut seen = HashSet::new();
+        let mut last: Option<&SaveItem> = None;
+        for Written { item, .. } in self.written().chain(self.aliases()) {
+            let fault = |what| Err(Error::new(Code::Usage, what).at(&item.name));
+            if let Some(last) = last.filter(|last| last.name == item.name) {
+                if !is_same_tensor(&last.what, &item.what) {
+                    return fault("two things of one name, or regions of different tensors");
+                }
+            } else if !seen.insert(&item.name) {
+                return fault("regions of one tensor must follow each other");
+            }
+            last = Some(item);
+        }
+        Ok(())
     }
 
     /// The same as a part of what all ranks agreed on: its part of the manifest refers to values by their numbers in
@@ -152,6 +174,16 @@ impl SavePlan {
     }
 }
 
+fn is_same_tensor(one: &What, other: &What) -> bool {
+    match (one, other) {
+        (
+            What::Tensor { dtype, shape, requires_grad, .. },
+            What::Tensor { dtype: dtype2, shape: shape2, requires_grad: grad2, .. },
+        ) => (dtype, shape, requires_grad) == (dtype2, shape2, grad2),
+        _ => false,
+    }
+}
+
 fn tensor_spec(dtype: Dtype, shape: &[u64], region: &Region) -> Result<(ItemSpec, u64)> {
     region.check_within(shape)?;
     let len = byte_len(dtype, &region.sizes)?;
@@ -177,4 +209,46 @@ pub(crate) fn torch_shape(dtype: Dtype, sides: &[u64]) -> Result<Vec<u64>> {
         *last /= 2;
     }
     Ok(sides)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part_of(name: &str, rows: std::ops::Range<u64>, shape: &[u64]) -> SaveItem {
+        let mut region = Region::whole(shape);
+        region.offsets[0] = rows.start;
+        region.sizes[0] = rows.end - rows.start;
+        let (dtype, shape) = (Dtype::F32, shape.to_vec());
+        let what = What::Tensor { dtype, shape, region, requires_grad: false };
+        SaveItem { name: name.to_owned(), path: Vec::new(), what, writes: true }
+    }
+
+    fn other(name: &str, what: What) -> SaveItem {
+        SaveItem { name: name.to_owned(), path: Vec::new(), what, writes: true }
+    }
+
+    #[test]
+    fn what_no_part_can_say_is_refused_before_anything_is_written() {
+        let a = |rows| part_of("a", rows, &[4, 2]);
+        let b = part_of("b", 0..4, &[4, 2]);
+        SavePlan::new(vec![a(0..2), a(2..4), b.clone()]).unwrap();
+        let alias = other("c", What::Alias { of: "a".to_owned() });
+        SavePlan::new(vec![a(0..4), b.clone(), other("o", What::Object), alias]).unwrap();
+        // One that is not written may stand anywhere.
+        let held = SaveItem { writes: false, ..a(2..4) };
+        SavePlan::new(vec![a(0..2), b.clone(), held]).unwrap();
+        let bad = [
+            vec![a(0..2), b.clone(), a(2..4)],
+            vec![a(0..2), part_of("a", 2..4, &[4, 3])],
+            vec![b.clone(), other("b", What::Object)],
+            vec![other("o", What::Object), other("o", What::Object)],
+            vec![b, other("b", What::Alias { of: "a".to_owned() })],
+        ];
+        for items in bad {
+            let name = items.last().unwrap().name.clone();
+            let error = SavePlan::new(items).unwrap_err();
+            assert_eq!((error.code(), error.place()), (Code::Usage, Some(name.as_str())));
+        }
+    }
 }

@@ -27,15 +27,20 @@ pub(super) type Keep = Option<Box<dyn Any + Send>>;
 /// piece takes milliseconds, storage that hangs is waited for behind the caller's back.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// Runs a save to its end, and tells the outcome. What was kept goes when nobody reads the memory any more.
+/// Runs a save to its end, and tells the outcome. What was kept goes when nobody reads the memory any more; where
+/// nothing was, the memory is the caller's, who goes by the outcome: it waits as long as it takes.
 pub(super) fn thread(job: &Job, request: &Request, writer: &Arc<Writer>, kept: &Mutex<Keep>) {
+    let lent = lock(kept).is_none();
     let outcome = guarded(|| run(job, request, writer, kept));
     let failed = outcome.is_err();
     if failed {
         writer.give_up();
         job.staging.cancel();
     }
-    let settled = !failed || job.staging.wait_settled(SETTLE);
+    let mut settled = !failed || job.staging.wait_settled(SETTLE);
+    while lent && !settled {
+        settled = job.staging.wait_settled(SETTLE);
+    }
     let let_go = || {
         writer.close();
         release(kept);
@@ -101,9 +106,26 @@ fn without(
     writer: &Arc<Writer>,
     kept: &Mutex<Keep>,
 ) -> Result<Outcome> {
-    let part = write(job, request, writer, kept, None)?;
+    let part = write(job, request, writer, kept, None).inspect_err(|_| remove(request, writer))?;
     let durable_seconds = job.started.elapsed().as_secs_f64();
     Ok(Outcome { durable: true, durable_seconds, commit_seconds: 0.0, part })
+}
+
+/// Removes the files of a save that has failed. Nobody else knows their names.
+fn remove(request: &Request, writer: &Writer) {
+    let names = (0_u32..).zip(&writer.files.files);
+    let keys: Vec<String> = names.map(|(number, _)| external(request, number).1).collect();
+    if let Err(error) = request.root.store.discard(&keys) {
+        tracing::debug!(%error, "left to the collector");
+    }
+}
+
+/// Name and key of a file of a save that somebody else commits.
+fn external(request: &Request, number: u32) -> (String, String) {
+    let spec = &request.spec;
+    let name = data_file(spec.attempt, spec.rank, number);
+    let key = crate::commit::Layout::new(&spec.folder).file(&name);
+    (name, key)
 }
 
 /// Everything up to the part: files, data, side files, all durable.
@@ -114,13 +136,15 @@ fn write(
     kept: &Mutex<Keep>,
     attempt: Option<&Attempt>,
 ) -> Result<Vec<u8>> {
-    let (names, open) = create(request, writer, attempt)?;
-    writer.open(open)?;
-    let side = side_files(request, attempt)?;
+    let (names, side) = alive(attempt, || {
+        let (names, open) = create(request, writer, attempt)?;
+        writer.open(open)?;
+        Ok((names, side_files(request, attempt)?))
+    })?;
     wait(job, attempt, |time| job.staging.wait_staged(time))?;
     release(kept);
     wait(job, attempt, |time| job.staging.wait_done(time))?;
-    seal(writer, attempt)?;
+    alive(attempt, || writer.seal())?;
     let named = names.into_iter().zip(0..).map(|((name, bytes), number)| {
         let crc = writer.file_crc(number);
         PartFile { name, bytes, crc }
@@ -141,9 +165,7 @@ fn create(
         let (name, object) = match attempt {
             Some(attempt) => attempt.data_file(number, file.len)?,
             None => {
-                let spec = &request.spec;
-                let name = data_file(spec.attempt, spec.rank, number);
-                let key = crate::commit::Layout::new(&spec.folder).file(&name);
+                let (name, key) = external(request, number);
                 (name, request.root.store.create_data(&key, file.len)?)
             }
         };
@@ -192,19 +214,19 @@ fn wait(
     }
 }
 
-/// Makes everything durable, alive meanwhile: a slow disk may take longer than a lease.
-fn seal(writer: &Writer, attempt: Option<&Attempt>) -> Result<()> {
+/// Does what may take longer than a lease on a slow disk, and shows all the while that this rank is alive.
+fn alive<T: Send>(attempt: Option<&Attempt>, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let (done, waiting) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
-        let sealing = scope.spawn(move || {
-            let sealed = writer.seal();
+        let working = scope.spawn(move || {
+            let result = work();
             drop(done);
-            sealed
+            result
         });
         while let Err(RecvTimeoutError::Timeout) = waiting.recv_timeout(BEAT) {
             let () = attempt.map_or((), Attempt::beat);
         }
-        sealing.join().unwrap_or_else(|_| Err(internal("a thread of a save panicked")))
+        working.join().unwrap_or_else(|_| Err(internal("a thread of a save panicked")))
     })
 }
 

@@ -35,7 +35,7 @@ pub fn sketch_part(
 ) -> Result<Vec<u8>> {
     let options = LayoutOptions { files: sketch.files.max(1), ..LayoutOptions::default() };
     let files = plan_files(&plan.specs(objects), &options)?;
-    let placed = placed(&files, plan.tensor_count());
+    let (placed, _) = placed(&files);
     let crcs = |number: usize| {
         let bytes = placed.get(number).map_or(0, |placed| placed.item.data_bytes);
         (0..bytes.div_ceil(BLOCK_BYTES)).map(|block| crc(number, block)).collect()

@@ -4,15 +4,21 @@
 use std::sync::Arc;
 
 use forebay_checkpoint::commit::{Committed, Root};
-use forebay_error::Result;
-use forebay_store::fault::{Action, Fault, FaultStore, Plan};
+use forebay_error::{Code, Result};
+use forebay_store::fault::{Action, Fault, FaultStore, Plan, Step};
 use forebay_store::{MemoryStore, Store};
 
 use crate::sim::Sim;
 use crate::world::*;
 
-const FAULTS: [Fault; 5] =
-    [Fault::Kill, Fault::Errno(EIO), Fault::Errno(ENOSPC), Fault::Torn, Fault::LostReply];
+const FAULTS: [Fault; 6] = [
+    Fault::Kill,
+    Fault::Errno(EIO),
+    Fault::Errno(ENOSPC),
+    Fault::Torn,
+    Fault::LostReply,
+    Fault::NotDurable,
+];
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 const STEP: u64 = 7;
@@ -105,6 +111,9 @@ fn matrix(world: u32, overwrite: bool) -> u64 {
                 if fault == Fault::LostReply && looked_up {
                     assert!(run.results.iter().all(Result::is_ok), "{:?}", run.results);
                 }
+                if fault == Fault::NotDurable {
+                    check_not_durable(&run, step);
+                }
                 points += 1;
                 hook.done();
             }
@@ -112,6 +121,32 @@ fn matrix(world: u32, overwrite: bool) -> u64 {
     }
     println!("{points} faults, {world} ranks, overwrite: {overwrite}");
     points
+}
+
+/// What could not be made durable is no part of a success: the attempt fails on all ranks, or where the commit itself
+/// is meant they are told that it may not last.
+fn check_not_durable(run: &Run, step: &Step) {
+    let name = step.key.rsplit('/').next().unwrap();
+    let of = |what: &str| name.starts_with(what);
+    let durable = |result: &Result<Committed>| match result {
+        Ok(committed) => Some(committed.durable),
+        Err(error) => {
+            assert_eq!(error.code(), Code::NotDurable, "{error:?}");
+            None
+        }
+    };
+    let ends: Vec<_> = run.results.iter().map(durable).collect();
+    let allowed: &[Option<bool>] = match step.action {
+        // Signs of life, and what is left when all is over.
+        _ if of("beat-") || of("committer") || of("outcome") => &[Some(true)],
+        Action::Remove => &[Some(true)],
+        Action::Publish if of(".metadata") => &[Some(false)],
+        // All others may have seen it, and have decided, before its rank knew.
+        Action::Publish if of("part-") => &[Some(true), None],
+        _ => &[None],
+    };
+    let agree = ends.iter().all(|end| *end == ends[0]);
+    assert!(agree && allowed.contains(&ends[0]), "{:?}", run.results);
 }
 
 /// Says which point of the matrix it was when an assertion fails.

@@ -95,7 +95,7 @@ fn a_writer_that_was_collected_and_wakes_up_commits_nothing() {
             check_listing(&job.root, &job.store);
             collect_all(&job.root, &job.store, &job.sim);
         });
-        assert!(points > 100, "{points}");
+        assert!(points > 90, "{points}");
     }
 }
 
@@ -118,7 +118,7 @@ fn a_writer_of_an_older_epoch_never_replaces_what_a_newer_one_committed() {
             assert_eq!(newest.commit.unwrap().epoch, 2);
             collect_all(&job.root, &job.store, &job.sim);
         });
-        assert!(points > 100, "{points}");
+        assert!(points > 90, "{points}");
     }
 }
 
@@ -147,7 +147,7 @@ fn a_step_that_was_pruned_does_not_come_back_with_a_writer_that_wakes_up() {
             check_listing(&job.root, &job.store);
             collect_all(&job.root, &job.store, &job.sim);
         });
-        assert!(points > 100, "{points}");
+        assert!(points > 90, "{points}");
     }
 }
 

@@ -13,8 +13,14 @@ use forebay_store::{MemoryStore, Store};
 use crate::sim::Sim;
 use crate::world::*;
 
-const FAULTS: [Fault; 5] =
-    [Fault::Kill, Fault::Errno(5), Fault::Errno(28), Fault::Torn, Fault::LostReply];
+const FAULTS: [Fault; 6] = [
+    Fault::Kill,
+    Fault::Errno(5),
+    Fault::Errno(28),
+    Fault::Torn,
+    Fault::LostReply,
+    Fault::NotDurable,
+];
 
 /// Three commits, one of them replaced once, an attempt that died, and one that may be alive.
 fn job() -> Job {

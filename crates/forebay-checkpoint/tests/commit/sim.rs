@@ -191,6 +191,8 @@ pub(crate) enum Pace {
     PauseAt(u64, Duration),
     /// Often, up to 20 ms, by a seed.
     Random(u64),
+    /// Whenever a part is read.
+    Parts(Duration),
 }
 
 /// How a store gets what was staged to where it is published.
@@ -241,7 +243,7 @@ impl Slow {
         };
         let time = match &mut *self.pace.lock().unwrap() {
             Pace::PauseAt(at, time) if *at == point => Some(*time),
-            Pace::PauseAt(..) => None,
+            Pace::PauseAt(..) | Pace::Parts(_) => None,
             Pace::Random(seed) => {
                 // Xorshift.
                 *seed ^= *seed << 13;
@@ -273,6 +275,13 @@ impl Store for Slow {
     }
 
     fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Vec<u8>, Version)>> {
+        let pause = match &*self.pace.lock().unwrap() {
+            Pace::Parts(time) if key.contains("/part-") => Some(*time),
+            _ => None,
+        };
+        if let Some(time) = pause {
+            self.sim.sleep(time);
+        }
         self.around(|store| store.get(key, max_bytes))
     }
 

@@ -1,4 +1,4 @@
-//! Slots of a job that fails while copies into them are on their way.
+//! Slots of a job that fails while copies into them are on their way. **unsafe**: memory is given by address.
 //!
 //! Ignored, because each needs the simulator with settings of its own: `main` runs them with those.
 

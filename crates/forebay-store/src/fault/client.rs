@@ -50,6 +50,11 @@ impl Refusal {
         io::Error::new(io::Error::from_raw_os_error(self.errno).kind(), self.what)
     }
 
+    /// Its number alone, for what knows no more.
+    pub(super) fn errno(&self) -> i32 {
+        self.errno
+    }
+
     pub(super) fn not_durable(self, place: &str) -> Error {
         Error::new(Code::NotDurable, self.what).at(place)
     }
@@ -73,7 +78,7 @@ impl Client {
         let fail = |errno| Err(Refusal { what: format!("injected fault {}", place()), errno });
         match fault {
             Fault::Errno(errno) => fail(errno),
-            Fault::Torn if action == Action::Write && when == When::Before => Ok(Go::Torn),
+            Fault::Torn if action.writes() && when == When::Before => Ok(Go::Torn),
             Fault::Torn => fail(libc::EIO),
             Fault::Short => Ok(Go::Short),
             Fault::LostReply if when == When::Before => Ok(Go::LoseReply),

@@ -20,11 +20,13 @@
 //! # Ok::<(), forebay_error::Error>(())
 //! ```
 //!
-//! What is inside of a call of the store (the temporary file of a `put`, the folder's fsync) is below this: there
-//! the power-loss layer looks. Nothing random happens that the seed does not decide, as long as the client's calls
-//! come in one order; calls from several threads are numbered as they arrive.
+//! What is inside of a call of the store (the temporary file of a `put`, the folder's fsync) is below this: for a
+//! folder [`FaultFolder`] strikes there, at each call to the kernel that changes something. Nothing random happens
+//! that the seed does not decide, as long as the client's calls come in one order; calls from several threads are
+//! numbered as they arrive.
 
 mod client;
+mod folder;
 mod io;
 mod plan;
 
@@ -33,8 +35,9 @@ use std::sync::Arc;
 use forebay_engine::RangeSource;
 use forebay_error::Result;
 
+pub use folder::FaultFolder;
 pub(crate) use plan::mix;
-pub use plan::{Action, Fault, Plan, Step, When};
+pub use plan::{Action, Call, Fault, Plan, Step, When};
 
 use crate::object::{Abilities, DataObject, Expect, Listed, Published, Version};
 use crate::store::Store;

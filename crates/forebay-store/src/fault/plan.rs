@@ -29,6 +29,39 @@ pub enum Action {
     OpenData,
     /// One read of an object that was opened.
     Read,
+    /// What a store in a folder asks of the kernel, see [`FaultFolder`](super::FaultFolder).
+    File(Call),
+}
+
+/// A call of a store in a folder that changes something, by the system call's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Call {
+    /// mkdir.
+    Mkdir,
+    /// open with O_CREAT and O_EXCL.
+    Open,
+    /// pwrite.
+    Pwrite,
+    /// fallocate.
+    Fallocate,
+    /// ftruncate.
+    Ftruncate,
+    /// fsync of a file.
+    Fsync,
+    /// fsync of a folder.
+    FsyncFolder,
+    /// link.
+    Link,
+    /// rename.
+    Rename,
+    /// renameat2 where nothing may be.
+    RenameNew,
+    /// unlink.
+    Unlink,
+    /// rmdir.
+    Rmdir,
+    /// flock of a file that is made for it.
+    Flock,
 }
 
 impl Action {
@@ -39,12 +72,21 @@ impl Action {
 
     /// Whether it promises that its change survives a loss of power.
     pub fn is_durable(self) -> bool {
-        self.changes() && !matches!(self, Self::CreateData | Self::Write)
+        self.changes() && !matches!(self, Self::CreateData | Self::Write | Self::File(_))
     }
 
     /// Whether a full disk can stop it.
     pub fn needs_room(self) -> bool {
-        matches!(self, Self::Create | Self::Put | Self::Publish | Self::CreateData | Self::Write)
+        match self {
+            Self::File(call) => !matches!(call, Call::Unlink | Call::Rmdir | Call::FsyncFolder),
+            Self::Create | Self::Put | Self::Publish | Self::CreateData | Self::Write => true,
+            _ => false,
+        }
+    }
+
+    /// Whether it is a write of bytes, of which a part can be done.
+    pub(super) fn writes(self) -> bool {
+        matches!(self, Self::Write | Self::File(Call::Pwrite))
     }
 }
 
@@ -97,7 +139,7 @@ impl Fault {
     fn strikes(self, action: Action, when: When) -> bool {
         match self {
             Self::Errno(libc::ENOSPC | libc::EDQUOT) => action.needs_room() && when == When::Before,
-            Self::Short => matches!(action, Action::Read | Action::Write) && when == When::Before,
+            Self::Short => (action == Action::Read || action.writes()) && when == When::Before,
             Self::LostReply => action.changes(),
             Self::NotDurable => action.is_durable() && when == When::Before,
             Self::Errno(_) | Self::Torn | Self::Slow(_) | Self::Kill => true,

@@ -12,10 +12,10 @@
 //! | no locks at all (some FUSE) | everybody, by a folder `.forebay/lock-claim` that only one can make |
 //!
 //! A claim is the folder with one more in it that has a name of the holder's own. It outlives a holder that dies, so
-//! one that is older than [`CLAIM_STALE`] by the store's clock is taken away: by that inner name, which is nobody else's,
-//! so that of several who find a claim stale none can take away the fresh one of another; and a holder that comes back
-//! late removes its own claim and no other. Whoever has made both folders looks whether it is alone in there: between
-//! the two somebody may have taken the outer one for stale, and a third may have made it again.
+//! one that is older than [`CLAIM_STALE`] by the store's clock is taken away: by that inner name, which is nobody
+//! else's, so that of several who find a claim stale none can take away the fresh one of another; and a holder that
+//! comes back late removes its own claim and no other. Whoever has made both folders looks whether it is alone in
+//! there: between the two somebody may have taken the outer one for stale, and a third may have made it again.
 //!
 //! A holder that slept that long between its look and its rename would replace what came in between: that window is all
 //! that is left open, on file systems without locks, and none of it is open for a first publication, which is link(2).

@@ -225,7 +225,7 @@ pub(crate) struct PruneArgs {
 #[derive(Debug, Args)]
 #[command(after_help = REMOVE)]
 pub(crate) struct GcArgs {
-    /// The folder that holds the steps
+    /// The folder that holds the steps, or one that is a checkpoint by itself
     #[arg(value_name = "ROOT")]
     pub(crate) root: PathBuf,
     /// How old, by the storage's clock, everything of a save must be to be left over

@@ -33,6 +33,11 @@ pub(super) fn root(path: &Path) -> Result<Root> {
     Ok(root)
 }
 
+/// Opens a folder to collect in: of steps, or one that is a checkpoint by itself.
+pub(super) fn collected(path: &Path) -> Result<Root> {
+    open(path)
+}
+
 fn open(path: &Path) -> Result<Root> {
     Ok(Root {
         store: Arc::new(PosixStore::open(path)?),

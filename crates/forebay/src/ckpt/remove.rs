@@ -69,7 +69,7 @@ pub(super) fn prune(args: &PruneArgs, console: &Console) -> Result<Outcome> {
 
 /// Runs `gc`.
 pub(super) fn gc(args: &GcArgs, console: &Console) -> Result<Outcome> {
-    let root = place::root(&args.root)?;
+    let root = place::collected(&args.root)?;
     let report = collect(&root, &options(args.grace, args.dry_run))?;
     tell(args.dry_run, None, report, Vec::new(), console)
 }

@@ -8,7 +8,7 @@ use crate::ckpt_make::{State, save, try_save};
 use crate::util::{forebay, json_of, run, stderr, stdout, text};
 
 /// Three commits, one of which was saved twice, and an attempt that did not end.
-fn root() -> tempfile::TempDir {
+pub(crate) fn root() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (number, step) in [(1, 100), (2, 200), (3, 300), (4, 200)] {
         save(folder.path(), step, 2, number, &State::new(number.into()));

@@ -26,6 +26,7 @@ mod bench;
 mod checkpoints;
 mod ckpt;
 mod ckpt_export;
+mod ckpt_gc;
 mod ckpt_make;
 mod ckpt_verify;
 mod gpu;

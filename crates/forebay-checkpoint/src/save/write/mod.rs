@@ -4,23 +4,29 @@
 //! its blocks. Each segment of glue counts the items that it lacks; when the last is complete it is rendered and
 //! written. What an item left for glue (all of a small one, the last bytes of a large one) is kept until its last
 //! segment was written, so memory is bounded by what is in flight and not by the number of items.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | `gate` | the files, which come later than the first pieces |
+//! | `sums` | checksums of blocks, bodies and files |
+
+mod gate;
+mod sums;
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_engine::stage::StageConsumer;
 use forebay_engine::write_all_at;
 use forebay_error::{Code, Error, Result};
-use forebay_format::crc::{crc32, crc32_join};
+use forebay_format::crc::crc32;
 use forebay_format::dcp::GlueSource;
-use forebay_store::DataObject;
 
 use super::files::{Files, Placed, Use, is_glue};
 use crate::model::BLOCK_BYTES;
-
-/// The files of a save, open for writing.
-pub(super) type OpenFiles = Vec<Box<dyn DataObject>>;
+use gate::Gate;
+pub(super) use gate::OpenFiles;
+use sums::Sums;
 
 /// What becomes of one item.
 #[derive(Default)]
@@ -34,25 +40,15 @@ struct ItemState {
     loose: Mutex<Vec<u8>>,
 }
 
-/// Whether the files are there yet.
-enum Ready {
-    No,
-    Yes,
-    Never,
-}
-
 /// Writes one save's files.
 pub(super) struct Writer {
     pub(super) files: Files,
     objects: Vec<Vec<u8>>,
     items: Vec<ItemState>,
-    crcs: Vec<AtomicU32>,
+    sums: Sums,
     /// For each file and segment, items that are not complete.
     segments: Vec<Vec<AtomicUsize>>,
-    /// For each file and segment its CRC, once it is written.
-    segment_crcs: Vec<Vec<AtomicU32>>,
-    open: Mutex<(Ready, std::sync::Arc<OpenFiles>)>,
-    opened: Condvar,
+    gate: Gate,
 }
 
 impl Writer {
@@ -62,8 +58,6 @@ impl Writer {
             .iter()
             .map(|file| file.segments.iter().map(|_| AtomicUsize::new(0)).collect::<Vec<_>>());
         let segments: Vec<_> = segments.collect();
-        let blank = |row: &Vec<AtomicUsize>| row.iter().map(|_| AtomicU32::new(0)).collect();
-        let segment_crcs = segments.iter().map(blank).collect();
         let mut items = Vec::with_capacity(files.items.len());
         for placed in &files.items {
             let glue = glue_of(&files, placed);
@@ -78,16 +72,13 @@ impl Writer {
                 ..ItemState::default()
             });
         }
-        let crcs = (0..files.crcs).map(|_| AtomicU32::new(0)).collect();
-        let open = Mutex::new((Ready::No, std::sync::Arc::default()));
-        let opened = Condvar::new();
-        Self { files, objects, items, crcs, segments, segment_crcs, open, opened }
+        let sums = Sums::new(&files);
+        Self { files, objects, items, sums, segments, gate: Gate::new() }
     }
 
     /// Hands over the files; writing may begin. Items that need no staging are written here.
     pub(super) fn open(&self, files: OpenFiles) -> Result<()> {
-        *lock(&self.open) = (Ready::Yes, std::sync::Arc::new(files));
-        self.opened.notify_all();
+        self.gate.open(files);
         for number in 0..self.items.len() {
             let done = self.files.items.get(number).is_some_and(|placed| placed.pieces == 0);
             if done {
@@ -100,62 +91,34 @@ impl Writer {
 
     /// There will be no files: whoever waits for them goes home.
     pub(super) fn give_up(&self) {
-        let mut open = lock(&self.open);
-        if matches!(open.0, Ready::No) {
-            open.0 = Ready::Never;
-        }
-        drop(open);
-        self.opened.notify_all();
+        self.gate.give_up();
     }
 
-    /// Lets go of the files, once nobody writes any more: a file that was removed takes room until it is closed.
+    /// Lets go of the files, once nobody writes any more.
     pub(super) fn close(&self) {
-        *lock(&self.open) = (Ready::Never, std::sync::Arc::default());
+        self.gate.close();
     }
 
-    /// Makes everything durable, file by file, several at a time.
+    /// Makes everything durable.
     pub(super) fn seal(&self) -> Result<()> {
-        let files = lock(&self.open).1.clone();
-        std::thread::scope(|scope| {
-            let seals: Vec<_> = files.iter().map(|file| scope.spawn(|| file.seal())).collect();
-            seals.into_iter().try_for_each(|seal| {
-                let panicked = || Err(internal("a thread of a save panicked"));
-                seal.join().unwrap_or_else(|_| panicked())
-            })
-        })
+        self.gate.seal()
     }
 
     /// The checksums of an item's blocks.
     pub(super) fn crcs(&self, number: usize) -> Vec<u32> {
-        let Some(placed) = self.files.items.get(number) else { return Vec::new() };
-        let count = placed.item.data_bytes.div_ceil(BLOCK_BYTES) as usize;
-        let own = self.crcs.get(placed.first_crc..placed.first_crc + count).unwrap_or_default();
-        own.iter().map(|crc| crc.load(Ordering::Acquire)).collect()
+        self.files.items.get(number).map(|placed| self.sums.blocks(placed)).unwrap_or_default()
     }
 
-    /// The files, once they are there.
-    fn wait_open(&self) -> Result<std::sync::Arc<OpenFiles>> {
-        let mut open = lock(&self.open);
-        loop {
-            match open.0 {
-                Ready::Yes => return Ok(open.1.clone()),
-                Ready::Never => return Err(Error::new(Code::Cancelled, "the save was given up")),
-                Ready::No => {
-                    let waited = self.opened.wait_timeout(open, Duration::from_secs(1));
-                    open = waited.unwrap_or_else(PoisonError::into_inner).0;
-                }
-            }
-        }
+    /// The CRC of a whole file, once everything is written.
+    pub(super) fn file_crc(&self, file: usize) -> Option<u32> {
+        self.sums.file(self.files.files.get(file)?, file)
     }
 
     fn stretch(&self, number: usize, from: u64, bytes: &[u8]) -> Result<()> {
         let placed = self.placed(number)?;
-        let files = self.wait_open()?;
+        let files = self.gate.wait()?;
         let file = files.get(placed.file).ok_or_else(|| internal("no such file"))?;
-        let first = placed.first_crc + (from / BLOCK_BYTES) as usize;
-        for (block, crc) in bytes.chunks(BLOCK_BYTES as usize).zip(self.crcs.iter().skip(first)) {
-            crc.store(crc32(block), Ordering::Release);
-        }
+        self.sums.see(placed, from / BLOCK_BYTES, bytes);
         let body = placed.item.body_bytes.saturating_sub(from).min(bytes.len() as u64) as usize;
         let (body, loose) = bytes.split_at(body);
         let inside = body.len() % BLOCK_BYTES as usize;
@@ -177,11 +140,7 @@ impl Writer {
 
     fn small(&self, number: usize, bytes: &[u8]) -> Result<()> {
         let placed = self.placed(number)?;
-        for (block, crc) in
-            bytes.chunks(BLOCK_BYTES as usize).zip(self.crcs.iter().skip(placed.first_crc))
-        {
-            crc.store(crc32(block), Ordering::Release);
-        }
+        self.sums.see(placed, 0, bytes);
         self.keep(number, 0, bytes)?;
         self.piece_done(number)
     }
@@ -200,11 +159,7 @@ impl Writer {
     fn check_object(&self, number: usize) {
         let Some(placed) = self.files.items.get(number) else { return };
         let Some(bytes) = self.object(number) else { return };
-        for (block, crc) in
-            bytes.chunks(BLOCK_BYTES as usize).zip(self.crcs.iter().skip(placed.first_crc))
-        {
-            crc.store(crc32(block), Ordering::Release);
-        }
+        self.sums.see(placed, 0, bytes);
     }
 
     fn piece_done(&self, number: usize) -> Result<()> {
@@ -217,14 +172,10 @@ impl Writer {
     /// All bytes of an item have come: its CRC is known, and glue that waited for it is written.
     fn complete(&self, number: usize) -> Result<()> {
         let placed = self.placed(number)?;
-        let mut left = placed.item.data_bytes;
-        let crc = self.crcs(number).iter().fold(crc32(&[]), |whole, &block| {
-            let len = BLOCK_BYTES.min(left);
-            left -= len;
-            crc32_join(whole, block, len)
-        });
-        self.state(number)?.crc.store(crc, Ordering::Release);
-        self.note_body(number, placed)?;
+        let layout = self.files.files.get(placed.file).ok_or_else(|| internal("no such file"))?;
+        let state = self.state(number)?;
+        state.crc.store(self.sums.whole(placed), Ordering::Release);
+        self.sums.note_body(layout, placed, state.body_end_crc.load(Ordering::Acquire));
         for segment in glue_of(&self.files, placed) {
             let row = self.segments.get(placed.file).and_then(|row| row.get(segment));
             if row.is_some_and(|left| left.fetch_sub(1, Ordering::AcqRel) == 1) {
@@ -234,55 +185,15 @@ impl Writer {
         Ok(())
     }
 
-    /// The CRC of an item's body, for that of the file.
-    fn note_body(&self, number: usize, placed: &Placed) -> Result<()> {
-        let body = placed.item.body_bytes;
-        if body == 0 {
-            return Ok(());
-        }
-        let blocks = self.crcs(number);
-        let whole = (body / BLOCK_BYTES) as usize;
-        let mut crc = blocks
-            .iter()
-            .take(whole)
-            .fold(crc32(&[]), |crc, &block| crc32_join(crc, block, BLOCK_BYTES));
-        let rest = body % BLOCK_BYTES;
-        if rest > 0 {
-            // All of the last block, or what the body has of it.
-            let all = placed.item.data_bytes == body;
-            let own = self.state(number)?.body_end_crc.load(Ordering::Acquire);
-            let last = if all { blocks.get(whole).copied().unwrap_or_default() } else { own };
-            crc = crc32_join(crc, last, rest);
-        }
-        let layout = self.files.files.get(placed.file).ok_or_else(|| internal("no such file"))?;
-        let offset = placed.item.data_offset;
-        let segment = layout.segments.partition_point(|segment| segment.offset() < offset);
-        if let Some(place) = self.segment_crcs.get(placed.file).and_then(|row| row.get(segment)) {
-            place.store(crc, Ordering::Release);
-        }
-        Ok(())
-    }
-
-    /// The CRC of a whole file, once everything is written.
-    pub(super) fn file_crc(&self, file: usize) -> Option<u32> {
-        let (layout, crcs) = (self.files.files.get(file)?, self.segment_crcs.get(file)?);
-        let joined = layout.segments.iter().zip(crcs).fold(crc32(&[]), |crc, (segment, own)| {
-            crc32_join(crc, own.load(Ordering::Acquire), segment.len())
-        });
-        Some(joined)
-    }
-
     fn write_glue(&self, file: usize, number: usize) -> Result<()> {
-        let files = self.wait_open()?;
+        let files = self.gate.wait()?;
         let layout = self.files.files.get(file).ok_or_else(|| internal("no such file"))?;
         let segment = layout.segments.get(number).ok_or_else(|| internal("no such segment"))?;
         let sink = files.get(file).ok_or_else(|| internal("no such file"))?.sink();
         let mut bytes = vec![0; segment.len() as usize];
         layout.glue(segment, self, &mut bytes)?;
         write_all_at(sink, &bytes, segment.offset())?;
-        if let Some(crc) = self.segment_crcs.get(file).and_then(|row| row.get(number)) {
-            crc.store(crc32(&bytes), Ordering::Release);
-        }
+        self.sums.note_segment(file, number, crc32(&bytes));
         sink.flush_soon(segment.offset(), segment.len());
         let (start, end) = (segment.offset(), segment.offset() + segment.len());
         let first = layout.items.partition_point(|item| item.end() <= start);

@@ -1,0 +1,138 @@
+//! From a URL to a provider, a bucket and a prefix. Nothing is opened here.
+
+use std::path::PathBuf;
+
+use forebay_error::{Code, Error, Result};
+use url::Url;
+
+use crate::key::check_key;
+
+/// Where a store is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Folder(PathBuf),
+    Bucket { provider: Provider, bucket: String, prefix: String },
+    Memory,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Provider {
+    S3,
+    Gcs,
+    Azure,
+}
+
+impl Provider {
+    pub(super) fn scheme(self) -> &'static str {
+        match self {
+            Provider::S3 => "s3",
+            Provider::Gcs => "gs",
+            Provider::Azure => "az",
+        }
+    }
+}
+
+impl Place {
+    /// Plain paths, `file:` URLs, `s3://BUCKET/PREFIX` (`s3a:` too), `gs://`, `az://CONTAINER/PREFIX`, `memory:`.
+    ///
+    /// Errors: `usage` for other schemes, for URLs with secrets, queries or without a bucket; `unsafe_path` for a
+    /// prefix that is none.
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        let scheme = text.split_once(':').map(|(scheme, _)| scheme).filter(|scheme| {
+            let mut chars = scheme.chars();
+            chars.next().is_some_and(|first| first.is_ascii_alphabetic())
+                && chars.all(|char| char.is_ascii_alphanumeric() || "+-.".contains(char))
+                // A name such as `run:7` in a folder is a path; `C:` is not a case here.
+                && (text.contains("://") || matches!(*scheme, "file" | "memory"))
+        });
+        let Some(scheme) = scheme else { return Ok(Place::Folder(PathBuf::from(text))) };
+        let provider = match scheme {
+            "s3" | "s3a" => Provider::S3,
+            "gs" => Provider::Gcs,
+            "az" | "abfs" | "abfss" | "azure" => Provider::Azure,
+            "memory" => return Ok(Place::Memory),
+            "file" => return folder(text),
+            _ => {
+                let what = format!("no store is known for URLs with `{scheme}:`");
+                let hint = "paths, and file:, s3:, gs: and az: URLs are";
+                return Err(Error::new(Code::Usage, what).hint(hint));
+            }
+        };
+        bucket(provider, text)
+    }
+}
+
+fn folder(text: &str) -> Result<Place> {
+    let url = Url::parse(text).map_err(|error| no_url(&error))?;
+    match url.to_file_path() {
+        Ok(path) => Ok(Place::Folder(path)),
+        Err(()) => Err(Error::new(Code::Usage, "a file: URL without a path on this machine")),
+    }
+}
+
+fn bucket(provider: Provider, text: &str) -> Result<Place> {
+    let url = Url::parse(text).map_err(|error| no_url(&error))?;
+    if !url.username().is_empty() || url.password().is_some() {
+        let what = "a URL of a store has a user or a password in it";
+        return Err(Error::new(Code::Usage, what).hint("credentials come from the usual chain"));
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        let what = "a URL of a store has a query or a fragment";
+        return Err(Error::new(Code::Usage, what).hint("settings go into the configuration"));
+    }
+    let bucket = url.host_str().unwrap_or_default().to_owned();
+    if bucket.is_empty() {
+        return Err(Error::new(Code::Usage, "a URL of a store without a bucket").at(text));
+    }
+    // Keys are text as it stands; only what `Url` encoded by itself is decoded again.
+    let after = text.split_once("://").map_or("", |(_, rest)| rest);
+    let prefix = after.split_once('/').map_or("", |(_, path)| path).trim_end_matches('/');
+    if !prefix.is_empty() {
+        check_key(prefix)?;
+    }
+    Ok(Place::Bucket { provider, bucket, prefix: prefix.to_owned() })
+}
+
+fn no_url(error: &url::ParseError) -> Error {
+    Error::new(Code::Usage, format!("not a URL: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn s3(bucket: &str, prefix: &str) -> Place {
+        let (bucket, prefix) = (bucket.to_owned(), prefix.to_owned());
+        Place::Bucket { provider: Provider::S3, bucket, prefix }
+    }
+
+    #[test]
+    fn urls_and_paths_are_told_apart() {
+        assert_eq!(Place::parse("s3://b").unwrap(), s3("b", ""));
+        assert_eq!(Place::parse("s3://b/").unwrap(), s3("b", ""));
+        assert_eq!(Place::parse("s3a://b/a b/ü/").unwrap(), s3("b", "a b/ü"));
+        assert_eq!(Place::parse("memory:").unwrap(), Place::Memory);
+        let path = |text: &str| Place::Folder(PathBuf::from(text));
+        assert_eq!(Place::parse("/a/b").unwrap(), path("/a/b"));
+        assert_eq!(Place::parse("run:7/x").unwrap(), path("run:7/x"));
+        assert_eq!(Place::parse("file:///a%20b").unwrap(), path("/a b"));
+        assert!(matches!(
+            Place::parse("gs://b/p").unwrap(),
+            Place::Bucket { provider: Provider::Gcs, .. }
+        ));
+    }
+
+    #[test]
+    fn what_is_no_store_is_refused() {
+        for bad in ["ftp://b/x", "s3://", "s3:///x", "s3://b/x?y", "s3://u:p@b/x", "file://h/x"] {
+            assert_eq!(Place::parse(bad).unwrap_err().code(), Code::Usage, "{bad}");
+        }
+        assert_eq!(Place::parse("s3://b/../x").unwrap_err().code(), Code::UnsafePath);
+    }
+
+    #[test]
+    fn a_password_in_a_url_is_not_told() {
+        let error = Place::parse("s3://user:hunter2@b/x").unwrap_err();
+        assert!(!error.render().contains("hunter2"));
+    }
+}

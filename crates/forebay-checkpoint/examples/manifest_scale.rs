@@ -6,9 +6,10 @@
 //! ```
 //!
 //! The state is that of a sharded optimizer: every tensor is cut over all ranks along its first dimension, each rank
-//! stores one chunk of at most 1 MiB of each, with the items laid out as saves do. Nothing but the manifest is written,
-//! and it is written twice over: parts are made once for the builder and once for the file, so that memory stays
-//! bounded. All numbers are of this process on this machine; sizes do not depend on either.
+//! stores one chunk of at most 1 MiB of each. Parts are made by the code of saves (`save::sketch_part`), with the
+//! layout of files that they have. Nothing but the manifest is written, and it is written twice over: parts are made once for
+//! the builder and once for the file, so that memory stays bounded. All numbers are of this process on this machine;
+//! sizes do not depend on either.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -17,15 +18,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use forebay_checkpoint::commit::{AttemptId, RunId};
 use forebay_checkpoint::manifest::{
-    Builder, Info, ItemPlace, Layout, Manifest, MemorySource, Named, Part, PartFile, Place,
-    Structure, Value, ValueRef,
+    Builder, Info, Layout, Manifest, MemorySource, Named, Part, Structure, Value,
 };
+use forebay_checkpoint::model::Chunk;
+use forebay_checkpoint::save::{SaveItem, SavePlan, Sketch, What, sketch_part};
 use forebay_engine::RangeSource;
 use forebay_error::{Code, Error, Result};
-use forebay_tensor::{Dtype, Mesh, Placement, Region, byte_len};
+use forebay_tensor::{Dtype, Mesh, Placement, Region};
 
-const ATTEMPT: &str = "0123abcd-2f";
+const ATTEMPT: AttemptId = AttemptId { run: RunId(0x0123_abcd), save: 47 };
 const TENSORS: u64 = 1000;
 /// What the whole manifest may have, and what a restoring rank may read of it, at 16,384 ranks.
 const MAX_TOTAL: u64 = 512_000_000;
@@ -68,50 +71,40 @@ fn state(ranks: u32) -> Result<Structure> {
     Structure::new(vec![mesh], vec![layout], values)
 }
 
-/// A rank's part, with items one after the other as a save lays them out: large elements on 4096, small ones on 64.
-fn part(rank: u32, ranks: u32, structure: &Structure, hash: [u8; 32]) -> Result<Vec<u8>> {
-    let mut part = Part::builder(ATTEMPT, rank, ranks);
-    part.structure(hash, structure.values().len() as u32);
-    let name = format!("{ATTEMPT}_{rank}_0.distcp");
-    let file = part.file(PartFile { name, bytes: 0, crc: None });
-    let (mut end, mut crc) = (0u64, rank.wrapping_mul(0x9E37_79B9) | 1);
+/// A rank's part, as a save of what the layout gives it makes it.
+fn part(rank: u32, ranks: u32, structure: &Arc<Structure>) -> Result<Vec<u8>> {
+    let mut items = Vec::new();
     for (named, number) in structure.values().iter().zip(0..) {
         let Value::Tensor(tensor) = &named.value else { continue };
         for region in structure.boxes_of(number, rank)?.unwrap_or_default() {
-            let bytes = byte_len(tensor.dtype, &region.sizes)?;
-            let align = if bytes >= 64 << 10 { 4096 } else { 64 };
-            let data_offset = (end + 480 + named.name.len() as u64 % 8).next_multiple_of(align);
-            let length = data_offset - end + bytes + 410;
-            let item = ItemPlace { file, offset: end, length, data_offset, data_bytes: bytes };
-            let mut crcs = Vec::new();
-            for _ in 0..bytes.div_ceil(1 << 20) {
-                // Checksums do not compress, so any spread of bits will do.
-                crc ^= crc << 13;
-                crc ^= crc >> 17;
-                crc ^= crc << 5;
-                crcs.push(crc);
-            }
-            part.chunk(ValueRef::Shared(number), Place::Implied, item, &crcs);
-            end += length;
+            let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
+            let what = What::Tensor { dtype, shape, region, requires_grad: false };
+            let (name, path) = (named.name.clone(), Vec::new());
+            items.push(SaveItem { name, path, what, writes: true });
         }
     }
-    part.set_file(file, end, None);
-    part.finish()?.encode()
+    let plan = SavePlan::new(items)?.with_structure(Arc::clone(structure), rank)?;
+    let sketch = Sketch { attempt: ATTEMPT, rank, world: ranks, files: 1 };
+    // Checksums do not compress, so any spread of bits will do.
+    let crc = |item: usize, block: u64| {
+        let seed = (u64::from(rank) << 40) ^ ((item as u64) << 20) ^ block;
+        (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as u32
+    };
+    sketch_part(&plan, &[], sketch, crc)
 }
 
 fn write(ranks: u32, structure: &Arc<Structure>, path: &std::path::Path) -> Result<[u8; 32]> {
     let info = Info {
-        attempt: ATTEMPT.into(),
-        run: "0123abcd".into(),
+        attempt: ATTEMPT.to_string(),
+        run: ATTEMPT.run.to_string(),
         world_size: ranks,
         forebay: env!("CARGO_PKG_VERSION").into(),
         ..Info::default()
     };
-    let hash = structure.hash();
     let mut builder = Builder::new(info, Arc::clone(structure));
     let (mut part_bytes, mut committing) = (0, std::time::Duration::ZERO);
     for rank in 0..ranks {
-        let bytes = part(rank, ranks, structure, hash)?;
+        let bytes = part(rank, ranks, structure)?;
         part_bytes = bytes.len();
         let start = Instant::now();
         builder.add_part(&bytes)?;
@@ -127,7 +120,7 @@ fn write(ranks: u32, structure: &Arc<Structure>, path: &std::path::Path) -> Resu
     let mut file = BufWriter::new(File::create(path).map_err(failed)?);
     file.write_all(&head.bytes).map_err(failed)?;
     for rank in 0..ranks {
-        file.write_all(&part(rank, ranks, structure, hash)?).map_err(failed)?;
+        file.write_all(&part(rank, ranks, structure)?).map_err(failed)?;
     }
     file.into_inner().map_err(|error| failed(error.into_error()))?;
     say(format!("head: {} bytes", head.bytes.len()))?;
@@ -169,16 +162,22 @@ fn restore(file: &File, bytes: u64, seal: &[u8; 32], ranks: u32) -> Result<u64> 
     let source = Counted { file, bytes, read: Arc::clone(&read) };
     let manifest = Manifest::open(Arc::new(source), Some(seal))?;
     let opened = start.elapsed();
-    let (mut chunks, mut elements, mut wanted_elements) = (0, 0, 0);
+    let (mut regions, mut wanted_elements) = (Vec::new(), 0);
     for named in manifest.table().values() {
         let Value::Tensor(tensor) = &named.value else { continue };
         let wanted = Region::shard(&tensor.shape, 0, u64::from(ranks / 3), u64::from(ranks))?;
         wanted_elements += wanted.elements();
-        for chunk in manifest.chunks_for(&named.name, &wanted)? {
-            chunks += 1;
-            elements += chunk.region.intersect(&wanted).map_or(0, |shared| shared.elements());
-        }
+        regions.push((named.name.as_str(), wanted));
     }
+    let wants: Vec<(&str, &Region)> =
+        regions.iter().map(|(name, region)| (*name, region)).collect();
+    let found = manifest.find(&wants)?;
+    let shared = |(chunks, (_, wanted)): (&Vec<Chunk>, &(&str, Region))| -> u64 {
+        let shared = chunks.iter().filter_map(|chunk| chunk.region.intersect(wanted));
+        shared.map(|shared| shared.elements()).sum()
+    };
+    let elements: u64 = found.chunks.iter().zip(&regions).map(shared).sum();
+    let chunks: usize = found.chunks.iter().map(Vec::len).sum();
     if elements != wanted_elements {
         return Err(Error::new(Code::Internal, format!("{elements} of {wanted_elements} found")));
     }
@@ -199,15 +198,14 @@ fn tiny() -> Result<()> {
     let mesh = Arc::new(Mesh::new(vec![1])?);
     let values = (0..20_000).map(tensor).collect();
     let structure = Arc::new(Structure::new(vec![mesh], vec![layout], values)?);
-    let hash = structure.hash();
     let mut times = Vec::new();
     for _ in 0..10 {
         let mut marks = vec![Instant::now()];
-        let bytes = part(0, 1, &structure, hash)?;
+        let bytes = part(0, 1, &structure)?;
         marks.push(Instant::now());
         Part::decode(&bytes, "part")?;
         marks.push(Instant::now());
-        let info = Info { attempt: ATTEMPT.into(), world_size: 1, ..Info::default() };
+        let info = Info { attempt: ATTEMPT.to_string(), world_size: 1, ..Info::default() };
         let mut builder = Builder::new(info, Arc::clone(&structure));
         builder.add_part(&bytes)?;
         let head = builder.finish()?;

@@ -47,9 +47,7 @@ class Description:
         for name in names:
             entry = self.entries[name]
             at = order.setdefault(entry.layout, len(order))
-            rows.append(
-                [name, entry.kind, entry.dtype, entry.shape, at, entry.tied, entry.path]
-            )
+            rows.append([name, entry.kind, entry.dtype, entry.shape, at, entry.tied, entry.path])
         return {"rows": rows, "layouts": [_told(self.layouts[at]) for at in order]}
 
 

@@ -27,9 +27,10 @@ pub(crate) struct SharedStructure {
 
 #[pymethods]
 impl SharedStructure {
-    /// `values` are tuples `(name, path, kind, dtype, shape, layout)`: kind 0 is a tensor (dtype by torch's name, global
-    /// shape, its place in `layouts` or `None`), 1 an object, 2 another name of the value whose name is in `dtype`.
-    /// Layouts are claims: one that cannot be is left out, and what ranks really hold is compared with it (`Structure`).
+    /// `values` are tuples `(name, path, kind, dtype, shape, layout)`: kind 0 is a tensor (dtype by torch's name,
+    /// global shape, its place in `layouts` or `None`), 1 an object, 2 another name of the value whose name is in
+    /// `dtype`. Layouts are claims: one that cannot be is left out, and what ranks really hold is compared with it
+    /// (`Structure`).
     #[new]
     fn new(
         py: Python<'_>,

@@ -1,5 +1,5 @@
-//! The structure hash, from the text in `manifest::structure_hash`: parts refer to values by numbers in the structure of
-//! that hash, so the table must have that one.
+//! The structure hash, from the text in `manifest::structure_hash`: parts refer to values by numbers in the structure
+//! of that hash, so the table must have that one.
 
 use sha2::{Digest, Sha256};
 

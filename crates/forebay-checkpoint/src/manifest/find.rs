@@ -1,7 +1,7 @@
 //! Finding many regions at once: each part that holds some of them is read once, neighbours together.
 //!
-//! A restore wants one region of each of a thousand tensors. Asked for one by one, tensors that were saved by more ranks
-//! than the cache keeps parts of would have all those parts read for each of them.
+//! A restore wants one region of each of a thousand tensors. Asked for one by one, tensors that were saved by more
+//! ranks than the cache keeps parts of would have all those parts read for each of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

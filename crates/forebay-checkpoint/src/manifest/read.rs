@@ -1,7 +1,7 @@
 //! The reader: opens a manifest and reads of it only what is asked for.
 //!
-//! Whatever is read is vouched for by the seal in `.metadata`. It is the SHA-256 of everything up to the index, which is
-//! read and hashed as a whole when the manifest is opened. The index has the SHA-256 of each rank's part, which is
+//! Whatever is read is vouched for by the seal in `.metadata`. It is the SHA-256 of everything up to the index, which
+//! is read and hashed as a whole when the manifest is opened. The index has the SHA-256 of each rank's part, which is
 //! compared when the part is read. The lists of holders have a CRC-32 in the table: they say only where to look, and
 //! [`Manifest::find`] sees to it that what was found is all of what was wanted.
 

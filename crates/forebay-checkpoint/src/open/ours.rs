@@ -48,8 +48,8 @@ pub(super) fn open(folder: &Path, listing: &Listing) -> Result<Option<Checkpoint
     Ok(Some(checkpoint))
 }
 
-/// A checkpoint of a few regions and objects of ours: of its entries it has the chunks that were found, and of its files
-/// those that they are in. Other files are not asked for.
+/// A checkpoint of a few regions and objects of ours: of its entries it has the chunks that were found, and of its
+/// files those that they are in. Other files are not asked for.
 pub(crate) fn some_of(
     manifest: &Manifest,
     folder: &Path,

@@ -5,9 +5,9 @@
 //! loads. Of our own checkpoints every block that is read is compared with its checksum before its bytes reach their
 //! target.
 //!
-//! Of our own, opening reads the manifest as far as its index, and selecting the parts of those ranks that saved what is
-//! wanted ([`ours`]): a rank that restores its shard of a job of thousands reads a fraction of a per cent. Others have
-//! one list of everything, which is read when they are opened ([`listed`]).
+//! Of our own, opening reads the manifest as far as its index, and selecting the parts of those ranks that saved what
+//! is wanted (`ours`): a rank that restores its shard of a job of thousands reads a fraction of a per cent. Others have
+//! one list of everything, which is read when they are opened (`listed`).
 
 mod listed;
 mod ours;

@@ -65,7 +65,7 @@ fn value_of(plan: &SavePlan, part: &mut PartBuilder, group: &[Written<'_>]) -> V
     }
 }
 
-/// Whether the regions of a value need not be named: they are what its layout gives, and lie in the files in that order.
+/// Whether the regions of a value need not be named: they are what its layout gives, and in that order in the files.
 fn is_implied(plan: &SavePlan, group: &[Written<'_>], placed: &[Placed]) -> bool {
     let Some(shared) = plan.shared() else { return false };
     let place = |placed: &Placed| (placed.file, placed.item.offset);

@@ -13,8 +13,10 @@ Places are a folder (its index decides, if it has one), an index, a file, or a l
 tensors of the framework, each with its own memory: they stay valid whatever happens to file or handle. torch and numpy
 are imported when they are first needed; `device="host"` needs numpy alone.
 
-Checkpoints of training are saved and restored by `forebay.Checkpointer`; `forebay.dcp` has storage classes for
-`torch.distributed.checkpoint`.
+Checkpoints of training are saved and restored by `forebay.Checkpointer`, whose `save` returns a `forebay.SaveHandle` and
+whose `restore` returns a `forebay.RestoreReport`; `forebay.dcp` has storage classes for `torch.distributed.checkpoint`.
+All of these need torch, so they are imported when they are first asked for: see `help(forebay.Checkpointer)`,
+`help(forebay.SaveHandle)`, `help(forebay.RestoreReport)`, `help("forebay.dcp")`.
 
 Errors are subclasses of `forebay.Error` with a stable `code`. `last_report()` says what the last load of this thread
 did: rates, paths and why, memory, what was verified and what cannot be.
@@ -61,13 +63,13 @@ from forebay._save import save_file, save_model, save_sharded
 if TYPE_CHECKING:
     from forebay._ckpt.checkpointer import Checkpointer
     from forebay._ckpt.handle import SaveHandle
-    from forebay._ckpt.restoring import RestoreReport
+    from forebay._ckpt.restorereport import RestoreReport
 
 #: What needs torch, and where it is.
 _NEED_TORCH = {
     "Checkpointer": "forebay._ckpt.checkpointer",
     "SaveHandle": "forebay._ckpt.handle",
-    "RestoreReport": "forebay._ckpt.restoring",
+    "RestoreReport": "forebay._ckpt.restorereport",
 }
 
 
@@ -81,6 +83,14 @@ def __getattr__(name: str) -> Any:
     found = getattr(import_module(home), name)
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    """Names for `help` and completion; those that need torch where it is installed."""
+    from importlib.util import find_spec
+
+    lazy = _NEED_TORCH if find_spec("torch") is not None else ()
+    return sorted({*globals(), *lazy})
 
 
 __all__ = [

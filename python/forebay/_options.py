@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,11 +85,23 @@ def engine(device: str, options: Options) -> _native.Engine:
     return found
 
 
+#: What else gives memory back.
+_releases: list[Callable[[], None]] = []
+
+
+def on_release(release: Callable[[], None]) -> None:
+    """Has a function called whenever memory is to be given back."""
+    _releases.append(release)
+
+
 def release_memory() -> None:
     """Gives back the pinned staging memory (at most `arena_bytes`, by default 1 GiB, a device) that is kept between
-    loads. Loads that run keep theirs until they end; the next one takes some again."""
+    loads, and that of `forebay.dcp.Writer`. Loads that run keep theirs until they end; the next one takes some again.
+    A `Checkpointer` has memory of its own: its `release` gives that back."""
     with _lock:
         _engines.clear()
+    for release in _releases:
+        release()
 
 
 def _after_fork() -> None:

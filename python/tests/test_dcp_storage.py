@@ -222,6 +222,10 @@ def test_plans_from_the_cache_of_torch_are_attempts_of_their_own(tmp_path: Path)
     harness.run(planned.with_cached_plans, 2, str(tmp_path))
 
 
+def test_plans_that_change_on_some_ranks_only(tmp_path: Path) -> None:
+    harness.run(planned.with_plans_that_change, 2, str(tmp_path))
+
+
 @pytest.mark.parametrize("reader", ["ours", "torch"])
 def test_ranks_that_save_each_for_itself(tmp_path: Path, reader: str) -> None:
     harness.run(planned.each_for_itself, 3, str(tmp_path), reader)
@@ -261,6 +265,105 @@ def test_a_stager_never_reuses_memory_that_may_still_be_read() -> None:
     stager.close()
     assert stager._kept == []
     assert stager.stage(state)["w"].unique().tolist() == [2]
+
+
+def test_a_stager_knows_who_still_reads_its_memory() -> None:
+    """Views and detached tensors read it too, whatever became of the tensors that were handed out."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        stager = Stager(blocks=3)
+        source = torch.zeros(1000)
+        held = []
+        for value in range(3):
+            source.fill_(value)
+            held.append(stager.stage({"w": distribute_tensor(source, mesh), "p": source}))
+        assert [one["w"].to_local().unique().tolist() for one in held] == [[0], [1], [2]]
+        parts = [held[0]["w"].to_local().detach()[10:20], held[1]["p"].view(torch.int32).detach()]
+        reads = [one.clone() for one in parts]
+        del held[:2]
+        gc.collect()
+        source.fill_(7)
+        third = held[0]["p"].data_ptr()
+        del held[0]
+        gc.collect()
+        held.append(stager.stage({"w": distribute_tensor(source, mesh), "p": source}))
+        assert held[0]["p"].data_ptr() == third and held[0]["p"].unique().tolist() == [7]
+        assert all(torch.equal(one, two) for one, two in zip(parts, reads, strict=True))
+        # Memory outlives the stager for those who read it.
+        stager.close()
+        del stager, held
+        gc.collect()
+        assert all(torch.equal(one, two) for one, two in zip(parts, reads, strict=True))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_stager_that_waits_collects_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forebay.dcp import _stager
+
+    monkeypatch.setattr(_stager, "WAIT_SECONDS", 2.0)
+    calls = []
+    monkeypatch.setattr(_stager.gc, "collect", lambda: calls.append(1))
+    stager = Stager(blocks=1)
+    held = stager.stage({"w": torch.zeros(10)})
+    with pytest.raises(forebay.DeadlineError):
+        stager.stage({"w": torch.zeros(10)})
+    assert 1 <= len(calls) <= 4 and held["w"].numel() == 10
+
+
+def test_saves_over_one_folder_do_not_pile_up(tmp_path: Path) -> None:
+    from forebay.dcp import _writer
+
+    (tmp_path / "mine.txt").write_text("stays")
+    state = {"w": torch.zeros(100_000)}
+    for value in range(4):
+        state["w"].fill_(value)
+        dcp.save(state, storage_writer=Writer(tmp_path, grace_s=0.0))
+        assert _writer._collector.close(60)
+        data = [one for one in tmp_path.rglob("*") if one.suffix == ".distcp"]
+        assert sum(one.stat().st_size for one in data) < 2 * state["w"].nbytes
+    found = {"w": torch.zeros(100_000)}
+    dcp.load(found, storage_reader=Reader(tmp_path))
+    assert found["w"].unique().tolist() == [3] and (tmp_path / "mine.txt").exists()
+    # Readers that have just opened what was overwritten keep it for a while.
+    for _ in range(2):
+        dcp.save(state, storage_writer=Writer(tmp_path / "kept"))
+        assert _writer._collector.close(60)
+    assert len(list((tmp_path / "kept").glob("*.distcp"))) == 2
+    with pytest.raises(forebay.UsageError, match="grace_s"):
+        Writer(tmp_path, grace_s=-1)
+
+
+def test_staging_memory_is_kept_between_saves_and_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forebay.dcp import _memory
+
+    forebay.release_memory()
+    made = []
+    native = _memory._native.Pool
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        made.append(native(*arguments, **named))
+        return made[-1]
+
+    monkeypatch.setattr(_memory._native, "Pool", counted)
+    state = {"w": torch.ones(1000)}
+    for number in range(3):
+        dcp.save(state, storage_writer=Writer(tmp_path / str(number)))
+    assert len(made) == 1 and len(_memory._kept) == 1
+    dcp.save({"w": torch.ones(20 << 18)}, storage_writer=Writer(tmp_path / "larger"))
+    dcp.save(state, storage_writer=Writer(tmp_path / "smaller"))
+    assert len(made) == 2
+    forebay.release_memory()
+    assert not _memory._kept
+    dcp.save(state, storage_writer=Writer(tmp_path / "again"))
+    assert len(made) == 3
 
 
 def test_blocks_of_different_sizes_are_told_apart() -> None:

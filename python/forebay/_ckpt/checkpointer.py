@@ -22,7 +22,8 @@ from forebay._ckpt.life import next_key, remember
 from forebay._ckpt.preempt import LEAD_STEPS, Preemption
 from forebay._ckpt.ranks import Ranks
 from forebay._ckpt.reading import load_rank, side_files
-from forebay._ckpt.restoring import Request, RestoreReport
+from forebay._ckpt.restorereport import RestoreReport
+from forebay._ckpt.restoring import Request
 from forebay._ckpt.retention import (
     GRACE_SECONDS,
     LEFTOVER_SECONDS,
@@ -203,7 +204,7 @@ class Checkpointer:
     def restore(
         self,
         state: Any,
-        step: int | Literal["latest"] = "latest",
+        step: int | PathLike | Literal["latest"] = "latest",
         *,
         strict: bool = True,
         per_rank: dict[str, Any] | None = None,
@@ -216,11 +217,16 @@ class Checkpointer:
 
         Args:
             state: built like the one that was saved, or part of it.
-            step: its number, or "latest": the newest that is committed, the same on all ranks.
+            step: its number, or "latest": the newest that is committed, the same on all ranks. Or a folder that is a
+                checkpoint itself, of torch or `forebay.dcp`, wherever it is.
             strict: every name of the state must be in the checkpoint, and every name that the checkpoint has under the
-                state's own top-level keys in the state. Otherwise they are only reported.
-            per_rank: filled with what this rank saved as its own. On another number of ranks the report says which
-                ranks saved what; `Checkpointer.per_rank` reads any of it.
+                state's own top-level keys in the state; so for `per_rank` on ranks that saved something. Otherwise they
+                are only reported, and an optimizer that gets nothing is a warning.
+            per_rank: a dict for what this rank saved as its own. `{}` is filled with all of it. Otherwise it is built as
+                it was saved: tensors are filled, other values replaced, objects given their state; `None` or an empty
+                dict inside gets whatever was saved there. Not given, nothing of it is restored, which is a warning. On
+                more ranks than saved, those that saved nothing get nothing, and a warning; on fewer, the report says
+                which ranks' values are left: `Checkpointer.per_rank` reads any of them.
             weights_only: refuse pickled classes that are not known to be harmless, as `torch.load` does.
 
         Raises:
@@ -234,7 +240,6 @@ class Checkpointer:
         directory = self._settings.directory
         chosen = choose(directory, step, ranks)
         request = Request(
-            directory,
             state,
             per_rank,
             strict,
@@ -243,9 +248,10 @@ class Checkpointer:
             self._settings.progress,
         )
         report = restoring.restore(request, ranks, chosen)
-        self._parent = chosen
-        if self._run is not None:
-            self._run.rebase(chosen)
+        if chosen.folder == directory and chosen.step is not None:
+            self._parent = chosen.step
+            if self._run is not None:
+                self._run.rebase(chosen.step)
         return report
 
     def per_rank(
@@ -322,19 +328,22 @@ class Checkpointer:
     def on_signal(
         self, number: int = signal.SIGTERM, *, grace_s: float = 30.0, lead_steps: int = LEAD_STEPS
     ) -> None:
-        """Takes a signal as the order to save and end: see `preempted`. Every rank calls it, from the main thread.
+        """Takes a signal as the order to save and end: see `preempted`. Every rank calls it, from the main thread. A
+        handler that was there before is called as well, but for those that end the process.
 
         Args:
             grace_s: seconds from the signal to the end of the process.
-            lead_steps: ranks must never be further apart than so many steps when they call `preempted`.
+            lead_steps: how many steps ranks may be apart when they call `preempted`: one where each step waits for all
+                (gradients are reduced), more where ranks run on alone. The job ends so many steps, and one, after the
+                first rank that asks after its signal; the last step must be saved within the grace time.
         """
         self._check_process()
         self._preemption.listen(number, grace_s, lead_steps)
 
     def preempted(self, step: int) -> bool:
         """Whether this step is the last, because a rank was signalled: the same answer for the same step on all ranks,
-        which agree through torch's store. To be called by every rank once a step; then save with `blocking=True` and
-        end."""
+        which agree through torch's store. To be called by every rank after each step, or after the same steps on all; then
+        save with `blocking=True` and end."""
         self._check_process()
         return self._preemption.asked(parse_step(step))
 

@@ -1,48 +1,146 @@
-"""Which step a restore reads: the same on all ranks."""
+"""What a restore reads: the same on all ranks."""
 
 from __future__ import annotations
 
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from forebay import _native
 from forebay._ckpt.ranks import Ranks
 from forebay._ckpt.settings import parse_step
-from forebay._errors import Error, make
+from forebay._errors import DataError, Error, make, usage
+
+_STEP_FOLDER = re.compile(r"step-(\d{1,19})\Z")
+
+#: A file that every checkpoint of ours and of torch has.
+_METADATA = ".metadata"
+
+#: Leftovers in a message.
+_SHOWN = 20
 
 
-def choose(directory: Path, step: object, ranks: Ranks) -> int:
-    """The step to restore, the same on all ranks. A collective call. Errors: `not_found`, `not_committed`, `usage`."""
+@dataclass(frozen=True)
+class Choice:
+    """A step of a folder of steps, or a folder that is a checkpoint by itself."""
+
+    folder: Path
+    step: int | None
+
+    @property
+    def title(self) -> str:
+        """For messages."""
+        return str(self.folder) if self.step is None else f"step {self.step} in {self.folder}"
+
+    def lease(self) -> _native.ReadLease | None:
+        """What a prune of the folder waits for, as long as it is held. Errors: `not_found`, `not_committed`."""
+        return None if self.step is None else _native.read_lease(self.folder, self.step)
+
+    def open(self) -> _native.Checkpoint:
+        """Opens it. Errors: those of what is damaged."""
+        return _native.Checkpoint(self.folder, step=self.step)
+
+    def instead(self) -> list[str]:
+        """Hints for who finds it damaged."""
+        return [] if self.step is None else _before(self.folder, self.step)
+
+
+def choose(directory: Path, step: object, ranks: Ranks) -> Choice:
+    """What to restore: the step of a number, the "latest", or a folder that is a checkpoint; the same on all ranks. A
+    collective call. Errors: `not_found`, `not_committed`, `usage`, `structure_mismatch`."""
     error: Error | None = None
-    chosen = -1
+    choice = Choice(directory, None)
+    latest = isinstance(step, str) and step == "latest"
     try:
-        if step == "latest":
-            chosen = _latest(directory) if ranks.rank == 0 else -1
+        if latest:
+            choice = Choice(directory, _latest(directory) if ranks.rank == 0 else -1)
         else:
-            chosen = parse_step(step)
+            choice = _named(directory, step)
             if ranks.rank == 0:
                 # Refuses what is not committed, with what is there.
-                _native.read_lease(directory, chosen)
+                choice.lease()
     except Error as raised:
         error = raised
     if ranks.alone:
         if error is not None:
             raise error
-        return chosen
-    answers = ranks.exchange({"error": None, "step": chosen, "named": step != "latest"})
+        return choice
+    told = [str(choice.folder), choice.step]
+    answers = ranks.exchange({"error": None, "choice": told, "named": not latest})
     ranks.raise_first(error)
-    first = int(answers[0]["step"])
+    folder, number = answers[0]["choice"]
+    first = Choice(Path(folder), None if number is None else int(number))
     for rank, answer in enumerate(answers):
-        if answer["named"] != answers[0]["named"] or (answer["named"] and answer["step"] != first):
-            what = f"rank 0 restores step {first}, rank {rank} asked for step {answer['step']}"
+        same = answer["named"] == answers[0]["named"]
+        if not same or (answer["named"] and answer["choice"] != answers[0]["choice"]):
+            other = Choice(Path(answer["choice"][0]), answer["choice"][1])
+            asked = other.title if answer["named"] else "the latest step"
+            what = f"rank 0 restores {first.title}, rank {rank} asked for {asked}"
             raise make("structure_mismatch", what, str(directory))
-    return first
+    # Where the folder is may differ from rank to rank, for relative paths and mounts.
+    return first if latest is False and first.step is None else Choice(choice.folder, first.step)
+
+
+def _named(directory: Path, step: object) -> Choice:
+    if not isinstance(step, str | os.PathLike):
+        return Choice(directory, parse_step(step))
+    folder = Path(step).absolute()
+    if not folder.is_dir():
+        what = (
+            f"the step is {os.fspath(step)!r}: no number, not 'latest', and no folder that is there"
+        )
+        raise usage(what)
+    found = _STEP_FOLDER.match(folder.name)
+    return Choice(folder, None) if found is None else Choice(folder.parent, int(found[1]))
 
 
 def _latest(directory: Path) -> int:
-    found = _native.latest(directory)
+    try:
+        found = _native.latest(directory)
+    except DataError as error:
+        hints = [*error.hints, *_before(directory, None)]
+        raise make(error.code, error.what, error.where, hints, error.causes) from error
     if found is not None:
         return int(found)
+    raise make("not_found", "no step is committed", str(directory), [_instead_of_steps(directory)])
+
+
+def _instead_of_steps(directory: Path) -> str:
+    """What a folder without a committed step is."""
+    if (directory / _METADATA).is_file():
+        found = _STEP_FOLDER.match(directory.name)
+        if found is None:
+            return (
+                f"this folder is a checkpoint itself, not a folder of steps: "
+                f"restore(state, step={str(directory)!r}) reads it, whatever the Checkpointer's folder"
+            )
+        return (
+            f"this folder is a step itself: Checkpointer({str(directory.parent)!r})"
+            f".restore(state, step={int(found[1])}) reads it"
+        )
     steps = _native.steps(directory) if directory.is_dir() else []
-    left = ", ".join(f"{one['step']} ({one['state']})" for one in steps[-20:])
-    hint = f"there are only leftovers: {left}" if left else "is it the right folder?"
-    raise make("not_found", "no step is committed", str(directory), [hint])
+    left = ", ".join(f"{one['step']} ({one['state']})" for one in steps[-_SHOWN:])
+    return f"there are only leftovers: {left}" if left else "is it the right folder?"
+
+
+def _before(directory: Path, step: int | None) -> list[str]:
+    """Which step to go on from where one, or the newest, is damaged."""
+    with suppress(Error):
+        found = _native.steps(directory)
+        order = {
+            one["step"]: (one["epoch"] or 0, one["step"])
+            for one in found
+            if one["state"] == "committed" and not one["damage"]
+        }
+        own = order.pop(step, None) if step is not None else None
+        older = [one for one, place in order.items() if own is None or place < own]
+        if older:
+            newest = max(older, key=order.__getitem__)
+            return [
+                f"step {newest} is the newest before it: restore(state, step={newest}) goes on from there",
+                f"`forebay ckpt verify --all {directory}` tells which steps are whole",
+            ]
+        return ["no other step is committed here"]
+    return []

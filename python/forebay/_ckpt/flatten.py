@@ -14,7 +14,7 @@ values are gathered on the way: about 0.1 us a value where a mapping holds nothi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,9 @@ Path = tuple[str | int, ...]
 
 #: States of objects by the object's id: each is asked once, because that takes long.
 States = dict[int, Any]
+
+#: The state of an object at a way; `None` where the object itself is to be asked.
+Ask = Callable[[Any, Path], Any]
 
 #: Deeper nesting is taken for a cycle.
 DEPTH_MAX = 100
@@ -94,19 +97,23 @@ class Flat:
     owners: list[tuple[Any, Path, Any]] = field(default_factory=list)
     #: Names of mappings that hold nothing: they leave no trace in a checkpoint.
     empty: list[str] = field(default_factory=list)
+    #: These mappings, each with its way.
+    hollow: list[tuple[Path, Mapping[Any, Any]]] = field(default_factory=list)
     shape: Shape | None = None
     states: States = field(default_factory=dict)
+    #: Gives states in place of the objects.
+    ask: Ask | None = None
 
 
-def flatten(state: Any, states: States | None = None) -> Flat:
+def flatten(state: Any, states: States | None = None, ask: Ask | None = None) -> Flat:
     """Flattens a mapping, or an object that has a state. `states` has states that were asked for before, and is added
-    to.
+    to; `ask` gives states of its own.
 
     Errors: `usage`.
     """
-    flat = Flat(states={} if states is None else states)
+    flat = Flat(states={} if states is None else states, ask=ask)
     if has_state(state):
-        own = state_of(state, flat.states)
+        own = _asked(flat, state, ())
         if not isinstance(own, Mapping):
             raise usage(f"the state of {type(state).__name__} is {type(own).__name__}, no dict")
         flat.owners.append((state, (), own))
@@ -124,6 +131,7 @@ def flatten(state: Any, states: States | None = None) -> Flat:
 def _mapping(flat: Flat, value: Mapping[Any, Any], path: Path, depth: int) -> Shape:
     if not value and path:
         flat.empty.append(".".join(map(str, path)))
+        flat.hollow.append((path, value))
     shape = Shape(tuple(value))
     for key, entry in value.items():
         _entry(flat, shape, value, key, entry, (*path, str(key)), depth)
@@ -152,7 +160,7 @@ def _entry(
         if not is_one_value(value):
             inner = _list(flat, value, path, depth + 1)
     elif has_state(value):
-        own = state_of(value, flat.states)
+        own = _asked(flat, value, path)
         flat.owners.append((value, path, own))
         inner = _state_of(flat, own, path, depth + 1)
     shape.inner.append(inner)
@@ -163,6 +171,14 @@ def _entry(
     flat.paths.append(path)
     flat.values.append(value)
     flat.homes.append((home, key))
+
+
+def _asked(flat: Flat, value: Any, path: Path) -> Any:
+    if flat.ask is not None and id(value) not in flat.states:
+        own = flat.ask(value, path)
+        if own is not None:
+            flat.states[id(value)] = own
+    return state_of(value, flat.states)
 
 
 def _state_of(flat: Flat, own: object, path: Path, depth: int) -> Shape:

@@ -16,7 +16,7 @@ import pickle
 import sys
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,6 +24,9 @@ import torch
 
 from forebay import _native
 from forebay._errors import make, quoted
+
+#: Objects of one call to the native part, which takes no more.
+_AT_ONCE = 4096
 
 #: A pickle, or a whole archive of torch.save.
 Stored = bytes | tuple[bytes, bool]
@@ -108,17 +111,51 @@ class _NotPlainError(Exception):
     """The pickle holds more than plain data."""
 
 
+def unpack_all(
+    checkpoint: _native.Checkpoint, wanted: Sequence[tuple[int, str]], weights_only: bool
+) -> list[Any]:
+    """The values of objects in a checkpoint: `wanted` has number and name of each entry.
+
+    Small ones come thousands at a time. Errors: as `unpack`.
+    """
+    values: list[Any] = []
+    for start in range(0, len(wanted), _AT_ONCE):
+        batch = wanted[start : start + _AT_ONCE]
+        pickles = checkpoint.pickles([number for number, _ in batch])
+        for (_, name), found in zip(batch, pickles, strict=True):
+            try:
+                if found is None:
+                    raise _NotPlainError
+                values.append(_PlainUnpickler(io.BytesIO(found)).load())
+            except Exception:  # noqa: BLE001
+                # More than plain data, or damaged.
+                values.append(unpack(checkpoint, name, weights_only))
+    return values
+
+
 def unpack(checkpoint: _native.Checkpoint, name: str, weights_only: bool) -> Any:
     """The value of an object in a checkpoint.
 
     Errors: `forbidden_global` for classes that are not known to be harmless; what reading it raises.
     """
-    archive = checkpoint.object(name)
+    return load(name, checkpoint.object(name), weights_only)
+
+
+def load(name: str, archive: bytes, weights_only: bool) -> Any:
+    """The value in the bytes of an item. Errors: as `unpack`."""
     try:
         return _plain(archive)
-    except Exception:
+    except Exception:  # noqa: BLE001
         # More than plain data, or damaged: torch knows which.
         return load_archive(name, archive, weights_only)
+
+
+def harmless(value: Any) -> bytes:
+    """An archive of a value that was read already, for those who will run what its pickle says: never are the bytes
+    that were looked at handed on, as what one reader finds in them another need not."""
+    archive = io.BytesIO()
+    torch.save(value, archive)
+    return archive.getvalue()
 
 
 def _plain(archive: bytes) -> Any:
@@ -147,14 +184,6 @@ def load_archive(name: str, archive: bytes, weights_only: bool) -> Any:
         # Damaged pickles make the unpickler fail in every way there is.
         what = f"a stored value cannot be read: {type(error).__name__}: {error}"
         raise make("invalid_item", what, f"object {quoted(name)}") from error
-
-
-def check_harmless(name: str, archive: bytes) -> None:
-    """Errors: `forbidden_global` for an archive that needs classes not known to be harmless."""
-    try:
-        _plain(archive)
-    except Exception:
-        load_archive(name, archive, True)
 
 
 def _numpy_allowed() -> AbstractContextManager[object]:

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from forebay import _native
-from forebay._ckpt.kinds import dtype_of
-from forebay._ckpt.objects import unpack
-from forebay._ckpt.perrank import PER_RANK
+from forebay._ckpt.nests import leaf_of, put, ways_of
+from forebay._ckpt.objects import unpack_all
 from forebay._ckpt.settings import Progress
 from forebay._options import Options, engine
 from forebay._process import remember_session
@@ -47,26 +46,24 @@ def load_rank(
     """The own values of any rank of a step, as they were given to `save`; tensors in host memory."""
     lease = _native.read_lease(directory, step)
     checkpoint = _native.Checkpoint(directory, step=step)
-    prefix = f"{PER_RANK}{rank}/"
-    state: dict[str, Any] = {}
-    wants: list[tuple[int, Sequence[int], Sequence[int]]] = []
-    memory: list[torch.Tensor] = []
-    for number, (name, path, kind, dtype, shape) in enumerate(checkpoint.entries):
-        if not name.startswith(prefix):
-            continue
-        value: Any
-        if kind == 0:
-            value = torch.empty(tuple(shape), dtype=dtype_of(dtype or ""))
-            if value.numel():
-                wants.append((number, (0,) * len(shape), tuple(shape)))
-                memory.append(value)
-        else:
-            value = unpack(checkpoint, name, weights_only)
-        way = (str(path[0])[len(prefix) :], *path[1:]) if path else (name[len(prefix) :],)
-        _put(state, way, value)
+    entries = checkpoint.entries
+    leaves = [leaf_of(entries, number, way) for number, way in ways_of(entries, rank)]
+    wants = [leaf.want for leaf in leaves if leaf.memory is not None and leaf.memory.numel()]
+    memory = [leaf.memory for leaf in leaves if leaf.memory is not None and leaf.memory.numel()]
+    objects = [(leaf.entry, entries[leaf.entry][0]) for leaf in leaves if leaf.memory is None]
+    values = dict(
+        zip(
+            (number for number, _ in objects),
+            unpack_all(checkpoint, objects, weights_only),
+            strict=True,
+        )
+    )
     if wants:
         read_regions(checkpoint, wants, memory, "host", threads)
     del lease
+    state: dict[str, Any] = {}
+    for leaf in leaves:
+        put(state, leaf.path, values[leaf.entry] if leaf.memory is None else leaf.memory)
     return state
 
 
@@ -77,23 +74,3 @@ def side_files(directory: Path, step: int) -> dict[str, bytes]:
     found = {name: checkpoint.side_file(name) for name in checkpoint.side_files}
     del lease
     return found
-
-
-def _put(state: dict[str, Any], path: Sequence[str | int], value: Any) -> None:
-    """Puts a value into nested dicts and lists, making those that are missing."""
-    home: Any = state
-    for key, following in zip(path, path[1:], strict=False):
-        inner: Any = [] if isinstance(following, int) else {}
-        if isinstance(home, list):
-            home.extend([None] * (int(key) + 1 - len(home)))
-            if home[int(key)] is None:
-                home[int(key)] = inner
-            home = home[int(key)]
-        else:
-            home = home.setdefault(key, inner)
-    last = path[-1]
-    if isinstance(home, list):
-        home.extend([None] * (int(last) + 1 - len(home)))
-        home[int(last)] = value
-    else:
-        home[last] = value

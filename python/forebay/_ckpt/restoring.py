@@ -8,68 +8,44 @@ before anything is handed to `load_state_dict`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from time import monotonic, perf_counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import torch
 
-from forebay import _native
-from forebay._ckpt.flatten import Flat, flatten, has_state
+from forebay._ckpt.choosing import Choice
+from forebay._ckpt.filling import Filling
+from forebay._ckpt.flatten import Flat, flatten
+from forebay._ckpt.handover import hand_over
 from forebay._ckpt.held import Describer
-from forebay._ckpt.nodeshare import SHARED_BYTES, Job, Want, read_together
-from forebay._ckpt.objects import unpack
-from forebay._ckpt.optimizers import is_fresh, state_for
+from forebay._ckpt.nodeshare import SHARED_BYTES
+from forebay._ckpt.objects import unpack_all
+from forebay._ckpt.optimizers import Optimizers
+from forebay._ckpt.ownvalues import OwnTargets, match_own
 from forebay._ckpt.perrank import PER_RANK
 from forebay._ckpt.quiet import quiet
 from forebay._ckpt.ranks import Ranks
-from forebay._ckpt.reading import read_regions
+from forebay._ckpt.restorereport import RestoreReport
 from forebay._ckpt.settings import Progress
-from forebay._ckpt.snapshot import HOST
-from forebay._ckpt.targets import Contents, Piece, Targets, match, nested_value, unexpected
-from forebay._errors import Error, make, quoted, usage
+from forebay._ckpt.targets import Contents, Targets, match, nested_value, unexpected
+from forebay._errors import DataError, Error, make, quoted, usage
 
 _SHOWN = 8
 
-#: How often a reader says that it is alive.
-_BEAT_SECONDS = 2.0
-
-
-@dataclass
-class RestoreReport:
-    """What a restore did."""
-
-    step: int
-    #: Names of the state that the checkpoint does not have; they were left as they were.
-    missing: list[str]
-    #: Names of the checkpoint that the state has no place for.
-    unexpected: list[str]
-    #: Bytes of tensors that this rank filled.
-    bytes: int = 0
-    #: Bytes that it read from storage for that, and for other ranks of its host.
-    read_bytes: int = 0
-    #: Bytes that it took from memory that the ranks of its host share: read once for all of them.
-    shared_bytes: int = 0
-    #: Of the whole call.
-    seconds: float = 0.0
-    #: Ranks that saved values of their own (`per_rank=`), and the names of those.
-    per_rank_saved_by: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    #: Ranks whose own values no rank of this job restored.
-    per_rank_left: list[int] = field(default_factory=list)
-    #: "forebay", "dcp" or "safetensors_shards".
-    origin: str = ""
-    warnings: list[str] = field(default_factory=list)
-    #: One report a device, as `forebay.last_report` has them.
-    transfers: list[dict[str, Any]] = field(default_factory=list)
+#: What keeps an optimizer's state from being found.
+_BY_NAMES = (
+    "torch's get_state_dict names parameters where an optimizer counts them: put the model as a module beside the "
+    "optimizer, whose names tell which is which, or restore what get_optimizer_state_dict(model, optimizer) returns and "
+    "give it to set_optimizer_state_dict"
+)
 
 
 @dataclass(slots=True)
 class Request:
     """The arguments of a restore."""
 
-    directory: Path
     state: Any
     per_rank: Any
     strict: bool
@@ -80,43 +56,38 @@ class Request:
     node_bytes: int = SHARED_BYTES
 
 
-def restore(request: Request, ranks: Ranks, step: int) -> RestoreReport:
-    """Fills a state from a committed step. A collective call."""
+def restore(request: Request, ranks: Ranks, choice: Choice) -> RestoreReport:
+    """Fills a state from a checkpoint. A collective call."""
     began = perf_counter()
-    failure: BaseException | None = None
-    work: _Work | None = None
-    try:
-        with quiet():
-            work = _Work(request, ranks, step)
-    except Exception as error:  # noqa: BLE001
-        failure = error
+    work: list[_Work] = []
     # Reading together is collective: all are there, or none reads.
-    _all_well(ranks, failure)
-    assert work is not None
-    try:
-        with quiet():
-            work.read()
-    except Exception as error:  # noqa: BLE001
-        failure = error
-    _all_well(ranks, failure)
-    try:
-        work.hand_over()
-    except Exception as error:  # noqa: BLE001
-        failure = error
-    _all_well(ranks, failure)
-    report = work.report
+    for phase in (lambda: work.append(_Work(request, ranks, choice)), *_PHASES):
+        failure: BaseException | None = None
+        try:
+            with quiet():
+                phase(*work)
+        except Exception as error:  # noqa: BLE001
+            failure = error
+        _all_well(ranks, choice, failure)
+    report = work[0].report
     report.seconds = perf_counter() - began
-    if work.left is not None:
-        report.warnings.append(work.left)
-        if ranks.rank == 0:
-            warnings.warn(work.left, stacklevel=3)
+    for line in work[0].told():
+        warnings.warn(line, stacklevel=3)
     return report
 
 
-def _all_well(ranks: Ranks, failure: BaseException | None) -> None:
+def _all_well(ranks: Ranks, choice: Choice, failure: BaseException | None) -> None:
     """Raises if any rank failed. A collective call."""
     told = failure
-    if failure is not None and not isinstance(failure, Error):
+    if isinstance(failure, DataError):
+        told = failure = make(
+            failure.code,
+            failure.what,
+            failure.where,
+            [*failure.hints, *choice.instead()],
+            failure.causes,
+        ).with_traceback(failure.__traceback__)
+    elif failure is not None and not isinstance(failure, Error):
         told = usage(f"restoring failed: {type(failure).__name__}: {failure}")
     if ranks.alone:
         if failure is not None:
@@ -134,182 +105,214 @@ def _all_well(ranks: Ranks, failure: BaseException | None) -> None:
 class _Work:
     """One restore on one rank."""
 
-    def __init__(self, request: Request, ranks: Ranks, step: int) -> None:
+    def __init__(self, request: Request, ranks: Ranks, choice: Choice) -> None:
         self.request = request
         self.ranks = ranks
-        self.report = RestoreReport(step, [], [])
-        root = request.directory
+        self.report = RestoreReport(choice.step, [], [])
         # Held until the restore ends: a prune waits for it.
-        self._lease = _native.read_lease(root, step)
-        self._beaten = monotonic()
-        self.checkpoint = _native.Checkpoint(root, step=step)
-        self.contents = Contents(self.checkpoint.entries, f"step {step} in {root}")
+        self._lease = choice.lease()
+        self.checkpoint = choice.open()
+        self.contents = Contents(self.checkpoint.entries, choice.title)
         self.report.origin = self.checkpoint.origin
         self.report.warnings += self.checkpoint.warnings
+        #: Lines to warn of, on this rank.
+        self._lines: list[str] = []
         describer = Describer(ranks.rank, ranks.group_rank)
-        self.flat = flatten(request.state, self._fresh_states(request.state))
+        self.optimizers = Optimizers(request.state, self.contents.entries)
+        self.flat = flatten(request.state, ask=self.optimizers.ask)
+        self.contents.index()
         self.targets = match(self.flat, self.contents, describer)
-        self.own: Flat | None = None
-        #: What to warn of: per-rank values that nobody takes.
-        self.left: str | None = None
-        self.own_targets: Targets | None = None
-        self._per_rank(describer)
+        self.own = self._per_rank(describer)
         self._compare()
-        self.values: list[tuple[Flat, int, Any]] = []
+        self._look_at_optimizers()
+        self.values: list[Callable[[], None]] = []
 
-    def _fresh_states(self, state: Any) -> dict[int, Any]:
-        """States with memory for optimizers that have none yet."""
-        found: dict[int, Any] = {}
-        entries = self.contents.entries
-        if is_fresh(state):
-            found[id(state)] = state_for(state, (), entries)
-        elif isinstance(state, Mapping):
-            for key, value in state.items():
-                if has_state(value) and is_fresh(value):
-                    found[id(value)] = state_for(value, (str(key),), entries)
-        return found
+    # What is there
 
-    def _per_rank(self, describer: Describer) -> None:
-        saved = self.report.per_rank_saved_by = self.contents.saved_by()
-        rank, size = self.ranks.rank, self.ranks.size
-        self.report.per_rank_left = [one for one in saved if one >= size]
+    def _per_rank(self, describer: Describer) -> OwnTargets | None:
+        report, rank, size = self.report, self.ranks.rank, self.ranks.size
+        saved = report.per_rank_saved_by = self.contents.saved_by()
+        report.per_rank_left = [one for one in saved if one >= size]
         wanted = self.request.per_rank
-        if wanted is not None:
-            if not isinstance(wanted, Mapping):
-                raise usage(f"per_rank is {type(wanted).__name__}, a dict is needed")
-            self.own = flatten(wanted)
+        own = None
+        if wanted is None:
+            report.per_rank_left = list(saved)
+        else:
+            own = match_own(wanted, rank, self.contents, describer, self.optimizers.ask)
+            report.missing += own.targets.missing
+            report.unexpected += own.unexpected
+            missing = set(own.targets.missing)
+            names = [name for name in own.flat.names if name not in missing]
+            names += [self.contents.stored[leaf.entry][0] for leaf in own.leaves()]
             prefix = f"{PER_RANK}{rank}/"
-            self.own.names = [prefix + name for name in self.own.names]
-            self.own.paths = [(f"{prefix}{path[0]}", *path[1:]) for path in self.own.paths]
-            self.own_targets = match(self.own, self.contents, describer)
-            self.report.missing += self.own_targets.missing
-        elif saved:
-            self.report.per_rank_left = list(saved)
-        if saved and (self.report.per_rank_left or size > max(saved) + 1):
-            ranks = ", ".join(map(str, saved))
-            left = ", ".join(map(str, self.report.per_rank_left)) or "none"
-            self.left = (
-                f"values of their own were saved by ranks {ranks}; this job has {size}. "
-                f"Not restored: those of ranks {left}. Checkpointer.per_rank reads them"
+            report.per_rank_restored = sorted(name.removeprefix(prefix) for name in names)
+        self._tell_of_own(saved, wanted is not None)
+        return own
+
+    def _tell_of_own(self, saved: dict[int, tuple[str, ...]], asked: bool) -> None:
+        """What to warn of: own values that nobody takes, ranks that get none."""
+        rank, size, left = self.ranks.rank, self.ranks.size, self.report.per_rank_left
+        reads = "Checkpointer.per_rank reads those of any rank"
+        by = f"values of their own (generators, data loaders) were saved by ranks {_ranks(saved)}"
+        none = [one for one in range(size) if one not in saved] if asked else []
+        if none and not saved:
+            self._tell("no rank saved values of its own: every rank's per_rank is as it was given")
+        elif none:
+            line = (
+                f"{by}; this job has {size}. Ranks {_ranks(none)} got none: their per_rank is as "
             )
+            self._tell(f"{line}it was given. {reads}")
+        if rank in none and rank and saved:
+            line = f"rank {rank} got no values of its own: only ranks {_ranks(saved)} saved some. "
+            line += f"Its per_rank is as it was given. {reads}"
+            self.report.warnings.append(line)
+            self._lines.append(line)
+        if left and asked:
+            line = (
+                f"{by}; this job has {size}. Not restored: those of ranks {_ranks(left)}. {reads}"
+            )
+            self._tell(line)
+        elif left:
+            line = f"{by}. None were restored, as per_rank= was not given: per_rank={{}} is filled "
+            self._tell(f"{line}with what this rank saved; {reads}")
+
+    def _tell(self, line: str) -> None:
+        """Takes a line that is the same on all ranks, for rank 0 to warn of."""
+        self.report.warnings.append(line)
+        if self.ranks.rank == 0:
+            self._lines.append(line)
 
     def _compare(self) -> None:
         inside, outside = unexpected(self.flat, self.contents, self.targets.used)
-        self.report.missing += self.targets.missing
-        self.report.unexpected = inside + outside
-        if not self.request.strict or not (self.targets.missing or inside):
+        missing = list(self.targets.missing)
+        self.report.missing += missing
+        self.report.unexpected += inside + outside
+        if self.own is not None:
+            inside += self.own.unexpected
+            if self.ranks.rank in self.report.per_rank_saved_by:
+                # On a rank that saved nothing there is nothing to compare with.
+                missing += self.own.targets.missing
+        if not self.request.strict or not (missing or inside):
             return
         said = []
-        if self.targets.missing:
-            said.append(f"the checkpoint lacks {_some(self.targets.missing)}")
+        if missing:
+            said.append(f"the checkpoint lacks {_some(missing)}")
         if inside:
             said.append(f"the state has no place for {_some(inside)}")
-        hint = "strict=False restores what both have, and reports the rest"
-        raise make("structure_mismatch", "; ".join(said), self.contents.title, [hint])
+        hints = ["strict=False restores what both have, and reports the rest"]
+        if any(name.startswith(PER_RANK) for name in (*missing, *inside)):
+            hints.append("per_rank={} is filled with all that this rank saved as its own")
+        if self.optimizers.unknown:
+            hints.insert(0, _BY_NAMES)
+        raise make("structure_mismatch", "; ".join(said), self.contents.title, hints)
+
+    def _look_at_optimizers(self) -> None:
+        """Whether what was saved of an optimizer is left out as a whole: training would go on without."""
+        for owner, path, _ in self.flat.owners:
+            if not isinstance(owner, torch.optim.Optimizer):
+                continue
+            if not self.optimizers.dropped(path, self.targets.used):
+                continue
+            line = (
+                f"nothing of the state that {self.contents.title} has for the optimizer "
+                f"{quoted('.'.join(map(str, path)))} is restored: it goes on as it is. "
+            )
+            line += _BY_NAMES if path in self.optimizers.unknown else "Is it built as it was saved?"
+            self.report.warnings.append(line)
+            self._lines.append(line)
+
+    # Reading
 
     def read(self) -> None:
         """Reads tensors into their memory, and objects into values that are not handed over yet."""
-        own = [] if self.own_targets is None else self.own_targets.pieces
-        total = sum(piece.memory.nbytes for piece in (*self.targets.pieces, *own))
-        pieces = self._read_together(total) + own
-        by_device: dict[torch.device, list[Piece]] = {}
-        for piece in pieces:
-            by_device.setdefault(piece.memory.device, []).append(piece)
-        for device, group in by_device.items():
-            self._fill(device, group, total)
-        self._read_objects(self.flat, self.targets)
-        if self.own is not None and self.own_targets is not None:
-            self._read_objects(self.own, self.own_targets)
-        self.report.read_bytes = sum(int(one["read_bytes"]) for one in self.report.transfers)
-
-    def _read_together(self, total: int) -> list[Piece]:
-        """Reads what several ranks of this host need; returns what is left to each. A collective call."""
-        if self.ranks.alone:
-            return self.targets.pieces
-        told = self._told(total)
-
-        def read(wants: list[Want], memory: list[torch.Tensor], before: int) -> dict[str, Any]:
-            def alive(_: int, __: int) -> None:
-                told(before, total)
-
-            threads = self.request.threads
-            return read_regions(self.checkpoint, wants, memory, "host", threads, alive)
-
-        entries, limit = self.contents.entries, self.request.node_bytes
-        job = Job(self.ranks, self.checkpoint, entries, self.targets.pieces, limit, read)
-        done = read_together(job)
-        self.report.transfers += done.reports
-        self.report.bytes += done.bytes
-        self.report.shared_bytes = done.bytes
-        self._told(total)(0, total)
-        return done.left
-
-    def _fill(self, device: torch.device, pieces: list[Piece], total: int) -> None:
-        known = device.type in ("cpu", "cuda")
-        name = f"cuda:{device.index}" if device.type == "cuda" else "host"
-        kind = device if known else HOST
-        memory = [
-            piece.memory
-            if known and _can_be_filled(piece.memory)
-            else torch.empty(piece.memory.shape, dtype=piece.memory.dtype, device=kind)
-            for piece in pieces
-        ]
-        report = read_regions(
+        own = [] if self.own is None else self.own.pieces
+        request = self.request
+        filling = Filling(
+            self.ranks,
             self.checkpoint,
-            [(piece.entry, *piece.region) for piece in pieces],
-            memory,
-            name,
-            self.request.threads,
-            self._told(total),
+            self.contents.stored,
+            self.report,
+            None if self._lease is None else self._lease.beat,
+            request.threads,
+            request.progress,
         )
-        self.report.transfers.append(report)
-        with torch.no_grad():
-            for piece, filled in zip(pieces, memory, strict=True):
-                if filled is not piece.memory:
-                    piece.memory.copy_(filled)
-        self.report.bytes += sum(piece.memory.nbytes for piece in pieces)
+        filling.fill(self.targets.pieces, own, request.node_bytes)
+        self._read_objects(self.flat, self.targets)
+        if self.own is not None:
+            self._read_objects(self.own.flat, self.own.targets)
+            values = self._objects(self.own.objects)
+            self.values += [one.giver(values) for one in self.own.made]
 
-    def _told(self, total: int) -> Progress:
-        progress, before = self.request.progress, self.report.bytes
-
-        def told(done: int, _: int) -> None:
-            if monotonic() - self._beaten > _BEAT_SECONDS:
-                self._beaten = monotonic()
-                self._lease.beat()
-            if progress is not None:
-                progress(before + done, total)
-
-        return told
+    def _objects(self, numbers: Sequence[int]) -> dict[int, Any]:
+        wanted = [(number, self.contents.stored[number][0]) for number in dict.fromkeys(numbers)]
+        values = unpack_all(self.checkpoint, wanted, self.request.weights_only)
+        return dict(zip((number for number, _ in wanted), values, strict=True))
 
     def _read_objects(self, flat: Flat, targets: Targets) -> None:
-        known: dict[int, Any] = {}
-        for place, number in targets.objects:
-            self.values.append((flat, place, self._object(number)))
+        groups = self.optimizers.groups
+        numbers = [number for _, number in targets.objects]
+        once = self._objects([number for _, number, _ in targets.nested])
+        # Each place gets a value of its own.
+        wanted = [(number, self.contents.stored[number][0]) for number in numbers]
+        values = unpack_all(self.checkpoint, wanted, self.request.weights_only)
+        for (place, number), value in zip(targets.objects, values, strict=True):
+            if number in groups:
+                self._check_group(number, value, groups[number])
+            else:
+                self.values.append(_setter(flat, place, value))
         for place, number, keys in targets.nested:
-            if number not in known:
-                known[number] = self._object(number)
-            value = nested_value(flat.names[place], known[number], keys)
-            self.values.append((flat, place, value))
+            value = nested_value(flat.names[place], once[number], keys)
+            self.values.append(_setter(flat, place, value))
 
-    def _object(self, number: int) -> Any:
-        name = self.contents.entries[number][0]
-        return unpack(self.checkpoint, name, self.request.weights_only)
+    def _check_group(self, number: int, saved: Any, names: list[str]) -> None:
+        """Whether the parameters of a group are those that were saved. Which place each has is the optimizer's matter."""
+        if not isinstance(saved, list) or sorted(map(str, saved)) != sorted(names):
+            what = f"{quoted(self.contents.stored[number][0])} has other parameters than the optimizer's group"
+            raise make("structure_mismatch", what, self.contents.title)
+
+    # The end
 
     def hand_over(self) -> None:
         """Puts objects into their containers, and gives states to the objects that they belong to."""
-        for flat, place, value in self.values:
-            home, key = flat.homes[place]
-            home[key] = value
-        owners = self.flat.owners + (self.own.owners if self.own is not None else [])
+        for give in self.values:
+            give()
+        owners = self.flat.owners + (self.own.flat.owners if self.own is not None else [])
         # What is inside first.
         for owner, _, own in reversed(owners):
-            owner.load_state_dict(own)
+            hand_over(owner, own)
+
+    def told(self) -> list[str]:
+        """What to warn of."""
+        return self._lines
+
+
+#: After a work was made.
+_PHASES = (_Work.read, _Work.hand_over)
+
+
+def _setter(flat: Flat, place: int, value: Any) -> Callable[[], None]:
+    home, key = flat.homes[place]
+
+    def put() -> None:
+        home[key] = value
+
+    return put
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """Ranks, for a message: "0, 1, 4 to 7"."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = []
+    for first, last in runs:
+        words += [f"{first} to {last}"] if last - first > 1 else [*range(first, last + 1)]
+    return ", ".join(map(str, words[:_SHOWN])) + (" and more" if len(words) > _SHOWN else "")
 
 
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(map(quoted, names[:_SHOWN])) + more
-
-
-def _can_be_filled(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()

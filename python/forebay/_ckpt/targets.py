@@ -53,9 +53,15 @@ class Contents:
     """The entries of a checkpoint, by name."""
 
     def __init__(self, entries: Sequence[Entry], title: str) -> None:
-        self.entries = entries
+        #: As they are stored, and as the state sees them.
+        self.stored = entries
+        self.entries = list(entries)
         self.title = title
-        self.by_name = {entry[0]: number for number, entry in enumerate(entries)}
+        self.index()
+
+    def index(self) -> None:
+        """Makes names known, again after entries were renamed."""
+        self.by_name = {entry[0]: number for number, entry in enumerate(self.entries)}
 
     def saved_by(self) -> dict[int, tuple[str, ...]]:
         """Ranks that saved values of their own, and the names of those."""
@@ -191,7 +197,7 @@ def unexpected(flat: Flat, contents: Contents, used: set[int]) -> tuple[list[str
         if number in used or name.startswith(PER_RANK):
             continue
         ours = whole or (path[0] in tops if path else _under(name, tops))
-        (inside if ours else outside).append(name)
+        (inside if ours else outside).append(contents.stored[number][0])
     return inside, outside
 
 

@@ -1,7 +1,7 @@
 """`Reader`: torch plans, the native part reads the ranges that the plan names.
 
-What metadata torch gets is made from the native catalog, so that no pickle is executed. Objects are compared with the
-list of harmless classes before the planner unpickles them, unless `weights_only=False`.
+What metadata torch gets is made from the native catalog, so that no pickle is executed. Objects are read by a restricted
+unpickler, and the planner, which executes pickles, gets new ones of what came out, unless `weights_only=False`.
 
 Like `Writer` it holds no native object when it is pickled.
 """
@@ -31,7 +31,7 @@ from torch.futures import Future
 from forebay import _native
 from forebay._catalog import PathLike
 from forebay._ckpt.kinds import dtype_of
-from forebay._ckpt.objects import check_harmless
+from forebay._ckpt.objects import harmless, load, unpack_all
 from forebay._ckpt.reading import read_regions
 from forebay._errors import make, quoted
 from forebay.dcp._alone import read_metadata
@@ -125,24 +125,36 @@ class Reader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads what the plan lists; every byte that has a checksum is compared with it."""
         if self._stock is not None:
-            return self._stock.read_data(plan, planner)
+            vetted: Any = _Vetting(planner) if self.weights_only else planner
+            return self._stock.read_data(plan, vetted)
         opened = self._opened = self._opened or _Opened(self.path)
+        objects: list[ReadItem] = []
         by_device: dict[str, list[_Wanted]] = {}
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
-                name = item.storage_index.fqn
-                archive = opened.checkpoint.object(name)
-                if self.weights_only:
-                    check_harmless(name, archive)
-                planner.load_bytes(item, io.BytesIO(archive))
+                objects.append(item)
             else:
                 wanted = _Wanted(opened, item, planner)
                 by_device.setdefault(wanted.device, []).append(wanted)
+        self._load_objects(opened, planner, objects)
         for device, group in by_device.items():
             self._read(opened, planner, device, group)
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _load_objects(self, opened: _Opened, planner: LoadPlanner, items: list[ReadItem]) -> None:
+        """Hands objects to the planner, which runs what a pickle says: so it never gets the bytes of the file, but those
+        of the value that was read from them, unless the caller trusts the file."""
+        names = [item.storage_index.fqn for item in items]
+        if not self.weights_only:
+            for item, name in zip(items, names, strict=True):
+                planner.load_bytes(item, io.BytesIO(opened.checkpoint.object(name)))
+            return
+        wanted = [(opened.number(name), name) for name in names]
+        values = unpack_all(opened.checkpoint, wanted, True)
+        for item, value in zip(items, values, strict=True):
+            planner.load_bytes(item, io.BytesIO(harmless(value)))
 
     def _read(
         self, opened: _Opened, planner: LoadPlanner, device: str, group: list[_Wanted]
@@ -175,6 +187,28 @@ class _Opened:
         self.numbers = {entry[0]: number for number, entry in enumerate(entries)}
         self.dtypes = [entry[3] for entry in entries]
 
+    def number(self, name: str) -> int:
+        """An entry's. Errors: `no_such_tensor`."""
+        found = self.numbers.get(name)
+        if found is None:
+            raise make("no_such_tensor", f"the checkpoint has no {quoted(name)}")
+        return found
+
+
+class _Vetting:
+    """A planner that is given harmless objects only, by torch's own reader."""
+
+    def __init__(self, planner: LoadPlanner) -> None:
+        self._planner = planner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._planner, name)
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Errors: `forbidden_global`."""
+        found = load(read_item.storage_index.fqn, value.read(), True)
+        self._planner.load_bytes(read_item, io.BytesIO(harmless(found)))
+
 
 class _Wanted:
     """One item of a plan: a region, and memory for it."""
@@ -182,9 +216,7 @@ class _Wanted:
     def __init__(self, opened: _Opened, item: ReadItem, planner: LoadPlanner) -> None:
         self.item = item
         name = item.storage_index.fqn
-        number = opened.numbers.get(name)
-        if number is None:
-            raise make("no_such_tensor", f"the checkpoint has no {quoted(name)}")
+        number = opened.number(name)
         start = item.storage_index.offset or (0,) * len(item.storage_offsets)
         offsets = [low + more for low, more in zip(start, item.storage_offsets, strict=True)]
         self.want = (number, offsets, list(item.lengths))

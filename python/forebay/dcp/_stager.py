@@ -1,8 +1,10 @@
 """`Stager`: a copy of a state in host memory that is set aside once.
 
 All tensors of a state are copied into one block, pinned where there is a GPU, cut into views. The block is kept for
-the next state; but never used again while a tensor of the state that was handed out lives, because that is how long
-the save that got it may still read. A second block is made then; more than `blocks` are not: the next `stage` waits.
+the next state; but never used again while anything reads it: a tensor of the state that was handed out, or what somebody
+made of one without copying it (a view, `detach()`, a DTensor around it, an array). So what is handed out is a storage of
+its own over the block's memory, which is gone when the last of those is. A second block is made meanwhile; more than
+`blocks` are not: the next `stage` waits.
 
 With `share_memory` the block is shared memory, so that `async_save` in process mode hands one descriptor to the other
 process, not one a tensor.
@@ -10,10 +12,11 @@ process, not one a tensor.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import Any
 
@@ -26,7 +29,11 @@ from forebay.dcp._staged import Staged, aligned, cut, plan_of
 #: How long `stage` waits for a block.
 WAIT_SECONDS = 600.0
 
+#: How often it looks whether one is free.
 _LOOK_SECONDS = 0.005
+
+#: How long after the garbage collector ran it runs again, at the least: then thrice as long after the start each time.
+_COLLECT_SECONDS = 0.5
 
 #: torch types little of it.
 _cuda: Any = torch.cuda
@@ -37,12 +44,23 @@ class _Block:
     """Memory of one staged state."""
 
     bytes: torch.Tensor
-    #: The tensors that were handed out.
-    lent: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    #: What the storage that was handed out holds.
+    lent: weakref.ref[Any] | None = None
     pinned: bool = False
 
+    def lend(self) -> torch.Tensor:
+        """The memory, as another tensor with a storage of its own."""
+        size = self.bytes.nbytes
+        if not size:
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
+        window: Any = (ctypes.c_uint8 * size).from_address(self.bytes.data_ptr())
+        # Whoever reads it keeps the memory too.
+        window.owner = self.bytes
+        self.lent = weakref.ref(window)
+        return torch.frombuffer(window, dtype=torch.uint8)
+
     def is_free(self) -> bool:
-        return all(one() is None for one in self.lent)
+        return self.lent is None or self.lent() is None
 
 
 class Stager(AsyncStager):
@@ -80,11 +98,8 @@ class Stager(AsyncStager):
         self.synchronize_staging()
         plan = plan_of(state_dict)
         block = self._take(sum(aligned(tensor.nbytes) for tensor in plan.tensors))
-        views = cut(block.bytes, plan.forms)
-        events = self._copy(plan.tensors, views)
-        block.lent = [weakref.ref(view) for view in views]
-        built = Staged(plan, block.bytes, views)
-        del views
+        events = self._copy(plan.tensors, cut(block.bytes, plan.forms))
+        built = Staged(plan, block.bytes, cut(block.lend(), plan.forms))
         if not self.asynchronous:
             for event in events:
                 event.synchronize()
@@ -119,7 +134,8 @@ class Stager(AsyncStager):
         return events
 
     def _take(self, size: int) -> _Block:
-        until = monotonic() + WAIT_SECONDS
+        began = monotonic()
+        collect = began
         while True:
             free = [block for block in self._kept if block.is_free()]
             fitting = [block for block in free if block.bytes.nbytes >= size]
@@ -133,14 +149,19 @@ class Stager(AsyncStager):
                 block = self._make(size)
                 self._kept.append(block)
                 return block
-            if monotonic() > until:
+            now = monotonic()
+            if now - began > WAIT_SECONDS:
                 what = (
                     f"{len(self._kept)} staged states are still in use after {WAIT_SECONDS:.0f} s"
                 )
                 raise make("timeout", what, None, ["wait for the saves before, or pass blocks="])
-            # A state that nobody uses may hang in a cycle.
-            gc.collect()
-            sleep(_LOOK_SECONDS)
+            if now >= collect:
+                # A state that nobody uses may hang in a cycle. A collection takes as long as the process is large, and
+                # most waits are for a disk.
+                gc.collect()
+                collect = now + max(_COLLECT_SECONDS, 2 * (now - began))
+            else:
+                sleep(_LOOK_SECONDS)
 
     def _make(self, size: int) -> _Block:
         pin = _cuda.is_available() and _cuda.is_initialized()

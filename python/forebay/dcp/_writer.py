@@ -16,11 +16,13 @@ An object of this class holds no native object: it may be pickled, as `async_sav
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import platform
 import secrets
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +34,20 @@ from torch.futures import Future
 
 from forebay import _native
 from forebay._catalog import PathLike
+from forebay._ckpt.background import Background
 from forebay._ckpt.kinds import dtype_name
 from forebay._ckpt.layout import Item
 from forebay._ckpt.quiet import quiet
+from forebay._ckpt.retention import LEFTOVER_SECONDS
 from forebay._ckpt.settings import STAGING_BYTES
 from forebay._ckpt.snapshot import Snapshots, device_of
-from forebay._errors import make, quoted, usage
+from forebay._errors import Error, make, quoted, usage
 from forebay._options import Options, engine
 from forebay._save import parse_size
 from forebay.dcp._alone import publish_alone
+from forebay.dcp._memory import lent
+
+_log = logging.getLogger("forebay")
 
 _METADATA = ".metadata"
 
@@ -50,6 +57,11 @@ _VERSION = "1.0.0"
 _lock = threading.Lock()
 #: How often this process used the name of an attempt.
 _uses: dict[str, int] = {}
+#: The name that this process last gave as the coordinator of so many ranks: writers are often made for one save each,
+#: torch's cache of plans is there as long as the process.
+_last: dict[int, str] = {}
+#: Collects what overwritten checkpoints were made of.
+_collector = Background("forebay-dcp-gc")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +80,12 @@ class Writer(StorageWriter):
         path: the checkpoint's folder; `checkpoint_id` of `dcp.save` replaces it.
         threads: files that a rank writes at a time.
         overwrite: whether a checkpoint in the folder may be replaced; it stays until the new one is committed.
-        staging_bytes: memory that bytes of a GPU go through.
+        staging_bytes: memory that bytes of a GPU go through. What a save took of it is kept for the next one, until
+            `forebay.release_memory()`.
+        grace_s: how long what a checkpoint was made of stays after it was overwritten, in seconds: for readers that have
+            it open. After each save older leftovers in the folder are removed, beside the caller; those of the last
+            overwrite stay for the next, or for `forebay ckpt gc`. A save by others to the same folder that has been
+            silent for so long counts as dead.
     """
 
     def __init__(
@@ -78,16 +95,19 @@ class Writer(StorageWriter):
         threads: int | None = None,
         overwrite: bool = True,
         staging_bytes: int | str | None = None,
+        grace_s: float = LEFTOVER_SECONDS,
     ) -> None:
         super().__init__()
+        if grace_s < 0:
+            raise usage(f"grace_s is {grace_s!r}, seconds from 0 are needed")
         self.path = _folder(path)
         self.threads = threads
         self.overwrite = overwrite
         self.staging_bytes = STAGING_BYTES if staging_bytes is None else parse_size(staging_bytes)
+        self.grace_s = grace_s
         self.save_id = secrets.token_hex(16)
         self.rank: int | None = None
         self.use_collectives = True
-        self._run_id: str | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A new save, to another folder if one is given."""
@@ -112,10 +132,14 @@ class Writer(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Names the attempt."""
+        """Names the attempt. Ranks whose plan torch has cached (`usable=False`) get no other name than the one in that
+        plan, which is the last that was given; so the others get it too."""
         if not self.use_collectives:
             return plans
-        run_id = self._run_id = secrets.token_hex(4)
+        with _lock:
+            run_id = _last.get(len(plans))
+            if run_id is None or all(getattr(plan, "usable", True) for plan in plans):
+                run_id = _last[len(plans)] = secrets.token_hex(4)
         return [
             dataclasses.replace(plan, storage_data=_Ticket(run_id, rank, len(plans)))
             for rank, plan in enumerate(plans)
@@ -129,28 +153,43 @@ class Writer(StorageWriter):
         with _lock:
             counter = _uses[ticket.run_id] = _uses.get(ticket.run_id, 0) + 1
         with quiet():
-            saving, size = self._start(plan, planner, ticket, counter)
-        try:
-            while not saving.wait(None):
-                pass
-        except BaseException:
-            saving.cancel()
-            raise
-        part = _Part(ticket.run_id, counter, saving.part())
+            ready = self._ready(plan, planner, ticket)
+        native = engine(ready.device, Options())
+        with lent(ready.device, native, self._pool_bytes(ready.structure.bytes)) as pool:
+            with quiet():
+                saving = self._start(ready, ticket, counter, native, pool)
+            try:
+                while not saving.wait(None):
+                    pass
+            except BaseException:
+                saving.cancel()
+                raise
+            part = _Part(ticket.run_id, counter, saving.part())
         future: Future[list[WriteResult]] = Future()
-        future.set_result([WriteResult(MetadataIndex(_METADATA), size, part)])
+        future.set_result([WriteResult(MetadataIndex(_METADATA), ready.structure.bytes, part)])
         return future
 
-    def _start(
-        self, plan: SavePlan, planner: SavePlanner, ticket: _Ticket, counter: int
-    ) -> tuple[_native.CheckpointSave, int]:
-        """Starts the native save of a plan; returns it, and the bytes of its tensors."""
+    def _ready(self, plan: SavePlan, planner: SavePlanner, ticket: _Ticket) -> _Ready:
+        """What to write of a plan."""
         items, tensors, objects = self._resolve(plan, planner)
-        rank, world = (ticket.rank, ticket.world) if self.use_collectives else (0, 1)
+        rank, world = self._place(ticket)
         structure = _native.Structure(items, rank=rank, world=world, files_per_rank=self.threads)
-        device = device_of(tensors)
-        native = engine(device, Options())
-        pool = _native.Pool(native, self._pool_bytes(structure.bytes), prewarm=False)
+        return _Ready(structure, tensors, objects, device_of(tensors))
+
+    def _place(self, ticket: _Ticket) -> tuple[int, int]:
+        """This rank's number among those of one checkpoint, and how many they are."""
+        return (ticket.rank, ticket.world) if self.use_collectives else (0, 1)
+
+    def _start(
+        self,
+        ready: _Ready,
+        ticket: _Ticket,
+        counter: int,
+        native: _native.Engine,
+        pool: _native.Pool,
+    ) -> _native.CheckpointSave:
+        """Starts the native save."""
+        rank, world = self._place(ticket)
         saver = _native.Saver(
             self._home(),
             rank=rank,
@@ -164,20 +203,19 @@ class Writer(StorageWriter):
             overwrite=self.overwrite,
         )
         # The state stays as it is until torch has the result: nothing is copied but what must be.
-        snapshot = Snapshots(False, device=device).take(tensors, blocking=True)
-        saving = saver.start(
+        snapshot = Snapshots(False, device=ready.device).take(ready.tensors, blocking=True)
+        return saver.start(
             0,
-            structure,
+            ready.structure,
             snapshot.addresses,
             snapshot.places,
-            objects,
+            ready.objects,
             agreed=ticket.run_id,
             counter=counter,
             stream=snapshot.stream,
             in_place=True,
             keep=snapshot.keep,
         )
-        return saving, structure.bytes
 
     def _pool_bytes(self, state_bytes: int) -> int:
         return max(min(self.staging_bytes, state_bytes), 8 << 20)
@@ -234,6 +272,7 @@ class Writer(StorageWriter):
         )
         if not self.use_collectives:
             publish_alone(self.path, self._home().name, metadata)
+        _collector.put(partial(_collect, self._home(), self.grace_s))
 
     def storage_meta(self) -> StorageMeta | None:
         """What torch's logs say of the save."""
@@ -255,6 +294,16 @@ class Writer(StorageWriter):
     def _home(self) -> Path:
         """The folder that the native part writes to."""
         return self.path if self.use_collectives else self.path / f"__{self.rank or 0}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """What a rank writes."""
+
+    structure: _native.Structure
+    tensors: list[torch.Tensor]
+    objects: list[tuple[bytes, bool]]
+    device: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,6 +331,14 @@ def _checked(name: str, item: WriteItem, tensor: Any) -> torch.Tensor:
         raise make("structure_mismatch", what, f"tensor {quoted(name)}")
     found: torch.Tensor = tensor
     return found
+
+
+def _collect(folder: Path, grace_s: float) -> None:
+    """Removes what is left of attempts that are not the checkpoint; a failure is logged, the next save tries again."""
+    try:
+        _native.gc(folder, grace_s=grace_s)
+    except Error as error:
+        _log.warning("forebay: leftovers in %s were not removed: %s", folder, error)
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:

@@ -162,6 +162,15 @@ impl Checkpoint {
         Ok(PyBytes::new(py, &bytes))
     }
 
+    /// The pickles of objects, by the numbers of their entries, at most 4096: what an archive has as `data.pkl`, compared
+    /// with its checksum. `None` for what is large or odd: `object` reads it.
+    fn pickles<'py>(&self, py: Python<'py>, numbers: Vec<usize>) -> Result<Bound<'py, PyList>> {
+        let reader = self.inner.clone();
+        let pickles = interruptible(py, move |_| reader.pickles(&numbers))?;
+        let bytes = pickles.iter().map(|one| one.as_ref().map(|one| PyBytes::new(py, one)));
+        Ok(PyList::new(py, bytes)?)
+    }
+
     /// An object that is plain data, as JSON text (tuples as lists). Errors: `forbidden_global` or `unsupported` for
     /// others.
     fn object_json(&self, py: Python<'_>, name: String) -> Result<String> {

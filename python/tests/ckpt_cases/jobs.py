@@ -234,15 +234,15 @@ def failing_rank(rank: int, directory: str, how: str) -> tuple[str, str, float]:
 
 
 def _forbid_reading() -> None:
-    from forebay._ckpt import restoring
+    from forebay._ckpt import filling
 
-    original = restoring.read_regions
+    original = filling.read_regions
 
     def failing(*arguments: Any, **named: Any) -> Any:
-        restoring.read_regions = original
+        filling.read_regions = original
         raise make("io", "the disk of this node is gone")
 
-    restoring.read_regions = failing
+    filling.read_regions = failing
 
 
 def different_steps(rank: int, directory: str) -> str:

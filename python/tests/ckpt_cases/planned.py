@@ -95,6 +95,26 @@ def with_cached_plans(rank: int, folder: str) -> None:
             assert blank["plain"].unique().tolist() == [step]
 
 
+def with_plans_that_change(rank: int, folder: str) -> None:
+    """Saves with cached plans of which one rank's alone changes, and saves without changes after that."""
+    state: dict[str, Any] = {"shared": torch.zeros(5, 5), f"of{rank}": torch.zeros(3)}
+    for step in range(6):
+        state["shared"].fill_(step)
+        state[f"of{rank}"].fill_(step + 10 * rank)
+        if step in (2, 4) and rank == step // 2 - 1:
+            state[f"late{step}"] = torch.full((2,), float(step))
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
+        dcp.save(state, storage_writer=Writer(f"{folder}/{step}"), planner=planner)
+        for reader in (Reader(f"{folder}/{step}"), dcp.FileSystemReader(f"{folder}/{step}")):
+            blank = {"shared": torch.zeros(5, 5), "of0": torch.zeros(3), "of1": torch.zeros(3)}
+            if step >= 2:
+                blank["late2"] = torch.zeros(2)
+            dcp.load(blank, storage_reader=reader)
+            assert blank["shared"].unique().tolist() == [step]
+            assert [blank[f"of{one}"].unique().tolist() for one in (0, 1)] == [[step], [step + 10]]
+            assert step < 2 or blank["late2"].tolist() == [2, 2]
+
+
 def each_for_itself(rank: int, folder: str, reader: str) -> None:
     """A save and load without collective calls: what ranks hold differs."""
     state = {"own": torch.full((4,), float(rank)), "n": rank}

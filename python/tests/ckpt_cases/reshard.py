@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import forebay
-from forebay._ckpt import nodememory, nodeplan, noderanks, nodeshare, restoring
+from forebay._ckpt import filling, nodememory, nodeplan, noderanks, nodeshare
 
 #: Sides that no number of ranks divides; rows that end inside of blocks, and rows that end with them.
 SHAPES = {
@@ -90,8 +90,8 @@ def restore(
         noderanks.host_identity = lambda: f"host {rank % hosts}"  # type: ignore[assignment]
     if room:
         nodememory.room = lambda: room  # type: ignore[assignment]
-    read = restoring.read_regions
-    restoring.read_regions = lambda one, *rest: read(_Counted(one), *rest)  # type: ignore
+    read = filling.read_regions
+    filling.read_regions = lambda one, *rest: read(_Counted(one), *rest)  # type: ignore
     plan, rounds = nodeplan.rounds, [0]
 
     def planned(*arguments: Any) -> Any:
@@ -177,7 +177,7 @@ def fail(rank: int, directory: str, bad: int, nth: int) -> tuple[str, str, float
     """Restores through little memory; one rank's read fails, the `nth` of its reads for all. Returns the error."""
     world = torch.distributed.get_world_size()
     nodememory.room = lambda: 8 << 20  # type: ignore[assignment]
-    read, calls = restoring.read_regions, [0]
+    read, calls = filling.read_regions, [0]
 
     def broken(*arguments: Any) -> Any:
         calls[0] += 1
@@ -185,7 +185,7 @@ def fail(rank: int, directory: str, bad: int, nth: int) -> tuple[str, str, float
             raise forebay._errors.make("checksum", "the disk is broken", "block 7")
         return read(*arguments)
 
-    restoring.read_regions = broken  # type: ignore[assignment]
+    filling.read_regions = broken  # type: ignore[assignment]
     state = state_of(world, False)
     with forebay.Checkpointer(directory) as checkpoints:
         torch.distributed.barrier()

@@ -10,6 +10,7 @@
 //! one list of everything, which is read when they are opened (`listed`).
 
 mod listed;
+mod objects;
 mod ours;
 
 use std::path::Path;

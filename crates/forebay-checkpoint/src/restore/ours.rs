@@ -1,6 +1,6 @@
 //! Checkpoints of our own: names come from the head of the manifest, places from the parts that are needed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map};
 use std::path::{Path, PathBuf};
 
 use forebay_error::{Code, Error, Result};
@@ -91,20 +91,32 @@ impl Ours {
 
     /// A checkpoint of one object.
     pub(super) fn object(&self, name: &str) -> Result<Checkpoint> {
-        let item = self.item(name)?;
-        let entry = match &item.tensor {
-            // Whoever asks says what is wrong.
-            Some((dtype, shape)) => {
-                let kind = Kind::Tensor { dtype: *dtype, shape: shape.clone(), chunks: Vec::new() };
-                Entry { name: item.name.clone(), path: item.path.clone(), kind }
-            }
-            None => self.manifest.entry(name)?,
-        };
+        self.objects(&[name])
+    }
+
+    /// A checkpoint of some objects. One that is wanted twice is in it once.
+    pub(super) fn objects(&self, names: &[&str]) -> Result<Checkpoint> {
+        let mut entries = Vec::with_capacity(names.len());
         let mut files = BTreeMap::new();
-        for chunk in entry.chunks() {
-            files.insert(chunk.file, self.manifest.file(chunk.file)?);
+        for name in names.iter().copied().collect::<BTreeSet<_>>() {
+            let item = self.item(name)?;
+            let entry = match &item.tensor {
+                // Whoever asks says what is wrong.
+                Some((dtype, shape)) => {
+                    let (dtype, shape) = (*dtype, shape.clone());
+                    let kind = Kind::Tensor { dtype, shape, chunks: Vec::new() };
+                    Entry { name: item.name.clone(), path: item.path.clone(), kind }
+                }
+                None => self.manifest.entry(name)?,
+            };
+            for chunk in entry.chunks() {
+                if let btree_map::Entry::Vacant(vacant) = files.entry(chunk.file) {
+                    vacant.insert(self.manifest.file(chunk.file)?);
+                }
+            }
+            entries.push(entry);
         }
-        ours::some_of(&self.manifest, &self.folder, vec![entry], files)
+        ours::some_of(&self.manifest, &self.folder, entries, files)
     }
 
     pub(super) fn side_files(&self) -> Result<Vec<String>> {

@@ -103,6 +103,12 @@ pub fn read_object(source: &dyn ReadAt, span: ItemSpan<'_>) -> Result<PlainObjec
     })
 }
 
+/// The pickle of an object's item, compared with its checksum: the `data.pkl` of the archive that `item` is. Nothing is
+/// asked of the pickle. Errors: those of a damaged archive.
+pub fn pickle_of_item(item: &dyn ReadAt) -> Result<Vec<u8>> {
+    pickle_of(&Archive::open(item, 0, item.size())?)
+}
+
 impl TensorItem {
     /// Where its elements lie in the file if they are there row-major without gaps: first byte, bytes.
     pub fn extent(&self) -> Option<(u64, u64)> {

@@ -33,7 +33,9 @@ impl Attempt {
         let key = self.record_of("part", self.spec.rank);
         self.note_made(key.clone());
         let published = self.root.store.publish(&staged, &key, &Expect::Absent);
-        let there = || Ok(self.root.store.get(&key, self.policy.parts_bytes_max)?.is_some());
+        let there = || -> Result<bool> {
+            Ok(self.root.store.get(&key, self.policy.parts_bytes_max)?.is_some())
+        };
         match published {
             Ok(Published::Done { .. }) => {}
             Ok(Published::Lost) => {}

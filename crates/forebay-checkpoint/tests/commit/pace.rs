@@ -54,13 +54,13 @@ fn a_committer_that_assembles_for_long_is_left_to_it() {
         clock: Arc::new(SystemClock::default()),
         identify: Arc::new(TextMetadata),
     };
-    let policy = Policy { takeover: Duration::from_millis(600), ..policy() };
+    let policy = Policy { takeover: Duration::from_millis(1500), ..policy() };
     let others = AtomicU32::new(0);
     std::thread::scope(|scope| {
         for rank in 0..WORLD {
             let (root, policy, others) = (&root, &policy, &others);
             scope.spawn(move || {
-                let busy = || std::thread::sleep(Duration::from_secs(3));
+                let busy = || std::thread::sleep(Duration::from_secs(6));
                 let (count, committed) = committers(root, policy, rank, WORLD, busy);
                 assert!(committed);
                 others.fetch_add(if rank == 0 { 0 } else { count }, Relaxed);

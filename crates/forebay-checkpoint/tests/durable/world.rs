@@ -47,13 +47,13 @@ pub(crate) fn plain(folder: &Path) -> Root {
     root(PosixStore::open(folder).unwrap())
 }
 
-/// Times that keep real waits short: a rank that was killed is missed after half a second.
-pub(crate) fn policy() -> Policy {
+/// Times that keep real waits short: a rank that was killed is missed after four of the beats of a save.
+pub(crate) fn hurried() -> Policy {
     Policy {
-        deadline: Duration::from_secs(20),
-        lease: Duration::from_millis(500),
-        takeover: Duration::from_millis(100),
-        appear: Duration::from_millis(700),
+        deadline: Duration::from_secs(30),
+        lease: Duration::from_secs(2),
+        takeover: Duration::from_millis(300),
+        appear: Duration::from_secs(2),
         poll: (Duration::from_millis(1), Duration::from_millis(20)),
         ..Policy::default()
     }
@@ -95,11 +95,7 @@ pub(crate) fn request(root: &Root, which: Which) -> Request {
     Request {
         plan: Arc::new(plan(which)),
         root: root.clone(),
-        // A rank that is alone need not show that it lives.
-        policy: match which.world {
-            1 => Policy::default(),
-            _ => policy(),
-        },
+        policy: Policy::default(),
         hints: None,
         spec: Spec {
             folder: format!("step-{}", which.step),
@@ -150,10 +146,23 @@ pub(crate) fn save(root: &Root, which: Which) -> Result<bool> {
 
 /// All ranks of a save, each with a client of its own.
 pub(crate) fn save_all(roots: &[Root], step: u64, number: u32) -> Vec<Result<bool>> {
+    save_with(&Policy::default(), roots, step, number)
+}
+
+/// The same with times of its own.
+pub(crate) fn save_with(
+    policy: &Policy,
+    roots: &[Root],
+    step: u64,
+    number: u32,
+) -> Vec<Result<bool>> {
     let world = roots.len() as u32;
     std::thread::scope(|scope| {
         let rank = |(rank, root)| {
-            scope.spawn(move || save(root, Which { step, save: number, rank, world }))
+            scope.spawn(move || {
+                let which = Which { step, save: number, rank, world };
+                save_as(Request { policy: policy.clone(), ..request(root, which) }, which)
+            })
         };
         let ranks: Vec<_> = (0..world).zip(roots).map(rank).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()

@@ -306,11 +306,11 @@ impl Store for Slow {
     }
 
     fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published> {
-        let staged_bytes = || Ok(self.inner.get(staged, 1 << 20)?.map(|(bytes, _)| bytes));
+        let staged_bytes = || self.inner.get(staged, 1 << 20).map(|got| got.map(|(bytes, _)| bytes));
         match self.moves {
             Moves::AtOnce => self.around(|store| store.publish(staged, to, expect)),
             Moves::ByCopy => {
-                let bytes: Option<Vec<u8>> = staged_bytes()?;
+                let bytes = staged_bytes()?;
                 self.around(|store| {
                     let published = store.publish(staged, to, expect)?;
                     if let (Some(bytes), Published::Done { .. }) = (bytes, &published) {

@@ -306,7 +306,8 @@ impl Store for Slow {
     }
 
     fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published> {
-        let staged_bytes = || self.inner.get(staged, 1 << 20).map(|got| got.map(|(bytes, _)| bytes));
+        let staged_bytes =
+            || self.inner.get(staged, 1 << 20).map(|got| got.map(|(bytes, _)| bytes));
         match self.moves {
             Moves::AtOnce => self.around(|store| store.publish(staged, to, expect)),
             Moves::ByCopy => {

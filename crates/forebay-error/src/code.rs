@@ -160,6 +160,10 @@ codes! {
 impl Code {
     pub(crate) fn of_io(error: &io::Error) -> Self {
         use io::ErrorKind as Kind;
+        let inside = error.get_ref().and_then(|inside| inside.downcast_ref::<crate::Error>());
+        if let Some(inside) = inside {
+            return inside.code();
+        }
         match error.kind() {
             Kind::NotFound => Code::NotFound,
             Kind::PermissionDenied => Code::PermissionDenied,

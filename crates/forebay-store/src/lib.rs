@@ -1,4 +1,4 @@
-//! Stores: places that hold objects (a directory, later a bucket), behind one interface.
+//! Stores: places that hold objects (a directory, a bucket), behind one interface.
 //!
 //! [`Store`] is what checkpoints are written to and read from. It is small on purpose: small objects that are put,
 //! replaced and listed as a whole, and data objects that are written and read in ranges. What makes a checkpoint
@@ -7,11 +7,13 @@
 //! | store | is |
 //! | --- | --- |
 //! | [`PosixStore`] | a folder |
+//! | [`ObjectStore`] | a bucket: S3 and compatible, GCS, Azure |
 //! | [`MemoryStore`] | a map behind a lock, with a clock that tests move |
 //! | [`fault::FaultStore`] | a client of another store, with faults on purpose |
 //! | [`fault::FaultFolder`] | a client of a folder, with faults at its calls to the kernel |
 //! | [`power::Recording`] | a folder store whose every change is written down, to lose power at any of them |
 
+mod bucket;
 pub mod fault;
 mod key;
 mod memory;
@@ -20,6 +22,7 @@ mod posix;
 pub mod power;
 mod store;
 
+pub use bucket::{ObjectStore, StoreSettings, Traffic, open_store};
 pub use key::{
     KEY_BYTES_MAX, NAME_BYTES_MAX, RECORDS_FOLDER, TEMP_PREFIX, check_key, check_prefix, is_temp,
 };

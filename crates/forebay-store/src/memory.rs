@@ -159,6 +159,9 @@ impl Store for MemoryStore {
             replace_if_version: true,
             durable_publish: true,
             reserves_space: true,
+            rejects_bad_checksums: false,
+            returns_checksums: false,
+            publish_time: Duration::ZERO,
         }
     }
 

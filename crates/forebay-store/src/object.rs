@@ -60,6 +60,14 @@ pub struct Abilities {
     pub durable_publish: bool,
     /// Room can be set aside before it is written to.
     pub reserves_space: bool,
+    /// Bytes that do not match the checksum sent with them are refused. A folder is sent none.
+    pub rejects_bad_checksums: bool,
+    /// It gives back the checksum of what it took, which is compared.
+    pub returns_checksums: bool,
+    /// Longest time between a publication's reading what is staged and its being visible or given up. Zero where a
+    /// publication fails once what is staged is gone. Who removes what is staged, so that it be never published, looks
+    /// at the destination again after that time.
+    pub publish_time: Duration,
 }
 
 /// An object that is written in ranges. Dropped without [`seal`](Self::seal) it may stay, whole or torn, under its key,

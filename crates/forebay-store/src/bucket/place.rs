@@ -49,7 +49,7 @@ impl Place {
         let provider = match scheme {
             "s3" | "s3a" => Provider::S3,
             "gs" => Provider::Gcs,
-            "az" | "abfs" | "abfss" | "azure" => Provider::Azure,
+            "az" | "azure" => Provider::Azure,
             "memory" => return Ok(Place::Memory),
             "file" => return folder(text),
             _ => {

@@ -136,6 +136,9 @@ impl PosixStore {
             replace_if_version: true,
             durable_publish: durable,
             reserves_space: reserved.is_ok(),
+            rejects_bad_checksums: false,
+            returns_checksums: false,
+            publish_time: Duration::ZERO,
         }
     }
 }

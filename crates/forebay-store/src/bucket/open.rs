@@ -1,0 +1,159 @@
+//! From a place and settings to a connection. Nothing is sent yet.
+
+use std::sync::Arc;
+
+use forebay_error::{Code, Error, Result};
+use object_store::aws::{AmazonS3Builder, Checksum};
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::memory::InMemory;
+use object_store::multipart::MultipartStore;
+use object_store::{Certificate, ClientOptions, HeaderValue, RetryConfig};
+
+use super::client::Client;
+use super::place::Provider;
+use super::runtime;
+use super::settings::StoreSettings;
+use super::wire::Connector;
+
+/// The two sides of a provider's client.
+type Stores = (Arc<dyn object_store::ObjectStore>, Arc<dyn MultipartStore>);
+
+/// A bucket's connection.
+pub(super) fn bucket(
+    provider: Provider,
+    bucket: &str,
+    prefix: &str,
+    settings: &StoreSettings,
+) -> Result<Client> {
+    let handle = runtime::handle()?;
+    let name = format!("{}://{bucket}/{prefix}", provider.scheme());
+    let name = name.trim_end_matches('/').to_owned();
+    let stores = match provider {
+        Provider::S3 => s3(bucket, settings, &handle),
+        Provider::Gcs => gcs(bucket, settings),
+        Provider::Azure => azure(bucket, settings),
+    };
+    let stores = stores.map_err(|error| error.at(&name))?;
+    Ok(Client::new(name, prefix.to_owned(), Some(provider), stores, settings, handle))
+}
+
+/// A store in this process' memory.
+pub(super) fn memory(settings: &StoreSettings) -> Result<Client> {
+    let handle = runtime::handle()?;
+    let memory = Arc::new(InMemory::new());
+    let stores: Stores = (memory.clone(), memory);
+    Ok(Client::new("memory:".to_owned(), String::new(), None, stores, settings, handle))
+}
+
+fn s3(bucket: &str, settings: &StoreSettings, handle: &tokio::runtime::Handle) -> Result<Stores> {
+    let variables = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
+    let endpoint = settings.endpoint.clone().or_else(|| variable(&variables));
+    let mut builder = AmazonS3Builder::from_env()
+        .with_bucket_name(bucket)
+        .with_client_options(options(settings, endpoint.as_deref(), "AWS_CA_BUNDLE")?)
+        .with_http_connector(Connector { bucket: bucket.to_owned() })
+        .with_retry(no_retries())
+        .with_checksum_algorithm(Checksum::CRC64NVME)
+        // The checksum guards the bytes; a second pass for SHA-256 would cost more than all else.
+        .with_unsigned_payload(true)
+        .with_s3_express(bucket.ends_with("--x-s3"));
+    if let Some(endpoint) = &endpoint {
+        builder = builder.with_endpoint(endpoint);
+    }
+    if let Some(region) = &settings.region {
+        builder = builder.with_region(region);
+    }
+    if let Some(path_style) = settings.path_style {
+        builder = builder.with_virtual_hosted_style_request(!path_style);
+    }
+    if let Some(key) = &settings.sse_kms_key {
+        builder = builder.with_sse_kms_encryption(key);
+    }
+    let builder = super::profile::with_credentials(builder, settings, handle)?;
+    both(builder.build())
+}
+
+fn gcs(bucket: &str, settings: &StoreSettings) -> Result<Stores> {
+    let endpoint = settings.endpoint.clone().or_else(|| variable(&["STORAGE_EMULATOR_HOST"]));
+    let mut builder = GoogleCloudStorageBuilder::from_env()
+        .with_bucket_name(bucket)
+        .with_client_options(options(settings, endpoint.as_deref(), "SSL_CERT_FILE")?)
+        .with_http_connector(Connector { bucket: bucket.to_owned() })
+        .with_retry(no_retries());
+    if let Some(endpoint) = &endpoint {
+        // An emulator, which asks for no token; a proxy to the real one speaks TLS.
+        builder = builder.with_base_url(endpoint).with_skip_signature(is_plain(endpoint));
+    }
+    both(builder.build())
+}
+
+fn azure(container: &str, settings: &StoreSettings) -> Result<Stores> {
+    let endpoint = settings.endpoint.clone().or_else(|| variable(&["AZURE_STORAGE_ENDPOINT"]));
+    let mut builder = MicrosoftAzureBuilder::from_env()
+        .with_container_name(container)
+        .with_client_options(options(settings, endpoint.as_deref(), "SSL_CERT_FILE")?)
+        .with_http_connector(Connector { bucket: container.to_owned() })
+        .with_retry(no_retries());
+    if let Some(endpoint) = endpoint {
+        builder = builder.with_allow_http(is_plain(&endpoint)).with_endpoint(endpoint);
+    }
+    both(builder.build())
+}
+
+fn both<T>(built: object_store::Result<T>) -> Result<Stores>
+where
+    T: object_store::ObjectStore + MultipartStore,
+{
+    // Of a builder's errors only the kind is told: some quote values.
+    let built = built.map_err(|error| {
+        let what = "cannot make a client of the store from the settings and variables";
+        let error = Error::new(Code::Usage, what).hint(kind_of(&error));
+        error.hint("see `StoreSettings` and the variables of the provider's own tools")
+    })?;
+    let built = Arc::new(built);
+    Ok((built.clone(), built))
+}
+
+/// A builder's error without values: its text up to the first quote or colon.
+fn kind_of(error: &object_store::Error) -> String {
+    use std::error::Error as _;
+    let text = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+    let end = text.find(['"', '\'', ':', '`']).unwrap_or(text.len());
+    text.get(..end).unwrap_or_default().trim().to_lowercase()
+}
+
+/// Retries are made above, where it is known what they mean.
+fn no_retries() -> RetryConfig {
+    RetryConfig { max_retries: 0, ..RetryConfig::default() }
+}
+
+fn options(settings: &StoreSettings, endpoint: Option<&str>, ca: &str) -> Result<ClientOptions> {
+    let agent = concat!("forebay/", env!("CARGO_PKG_VERSION"));
+    let mut options = ClientOptions::new()
+        .with_allow_http(endpoint.is_some_and(is_plain))
+        .with_connect_timeout(settings.connect_timeout)
+        .with_timeout_disabled()
+        .with_pool_max_idle_per_host(settings.concurrency.saturating_mul(2))
+        .with_user_agent(HeaderValue::from_static(agent));
+    let from_variable = || variable(&[ca]).map(std::path::PathBuf::from);
+    if let Some(file) = settings.ca_file.clone().or_else(from_variable) {
+        let place = file.display();
+        let pem = std::fs::read(&file)
+            .map_err(|error| Error::io("cannot read certificates to trust", error).at(place))?;
+        let bundle = Certificate::from_pem_bundle(&pem).ok().filter(|bundle| !bundle.is_empty());
+        let no_bundle = || Error::new(Code::Usage, "no PEM certificates").at(file.display());
+        for certificate in bundle.ok_or_else(no_bundle)? {
+            options = options.with_root_certificate(certificate);
+        }
+    }
+    Ok(options)
+}
+
+fn is_plain(endpoint: &str) -> bool {
+    endpoint.get(..7).is_some_and(|start| start.eq_ignore_ascii_case("http://"))
+}
+
+fn variable(names: &[&str]) -> Option<String> {
+    names.iter().find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+}

@@ -1,0 +1,199 @@
+//! Trying again: the one place where requests are repeated.
+//!
+//! A request has so many tries and so much time ([`StoreSettings`]), with a wait of random length that doubles in
+//! between, or what `Retry-After` asks for. All requests of a store share a budget, so that a store in trouble is not
+//! buried under retries: one costs [`COST`] tokens, a success gives one back. The layers below never try by themselves,
+//! so that it is known here whether an earlier try may have been carried out (`unsure`): whoever then finds a
+//! precondition failed must look whether it was its own doing.
+
+use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use forebay_error::{Code, Error};
+use tokio::time::Instant;
+
+use super::failure::{Failed, Kind, error_of, kind_of};
+use super::gate::Gate;
+use super::place::Provider;
+use super::settings::StoreSettings;
+use super::wire::{self, Note};
+
+/// Tokens that a retry costs.
+const COST: u32 = 5;
+const PAUSE_FIRST: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// What is asked, and within which limits.
+pub(super) struct Ask<'a> {
+    /// For errors: `cannot put`, say.
+    pub(super) what: &'a str,
+    /// For errors: the object.
+    pub(super) place: String,
+    /// How many bytes move; the time for a try depends on it.
+    pub(super) bytes: u64,
+    /// Told of trouble, if the request went through it.
+    pub(super) gate: Option<&'a Gate>,
+    /// No try lasts longer than this.
+    pub(super) until: Option<Instant>,
+}
+
+/// See the module.
+pub(super) struct Retries {
+    settings: StoreSettings,
+    provider: Option<Provider>,
+    tokens: Mutex<u32>,
+    random: RandomState,
+}
+
+impl Retries {
+    pub(super) fn new(settings: &StoreSettings, provider: Option<Provider>) -> Self {
+        let tokens = Mutex::new(settings.retry_budget);
+        Self { settings: settings.clone(), provider, tokens, random: RandomState::new() }
+    }
+
+    /// Asks until there is an answer, or no hope.
+    pub(super) async fn ask<T, F>(
+        &self,
+        ask: &Ask<'_>,
+        mut request: impl FnMut() -> F,
+    ) -> Result<(T, Note), Failed>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        let start = Instant::now();
+        let end = start + self.settings.retry_time.max(self.settings.timeout(ask.bytes));
+        let end = ask.until.map_or(end, |until| until.min(end));
+        let (mut tries, mut unsure) = (0, false);
+        loop {
+            tries += 1;
+            let until = end.min(Instant::now() + self.settings.timeout(ask.bytes));
+            let failed = match self.once(ask, until, request()).await {
+                Ok(done) => return Ok(done),
+                Err(failed) => failed,
+            };
+            let (kind, mut error, wait) = failed;
+            let Kind::Transient { slow } = kind else {
+                error = with_tries(error, tries);
+                return Err(Failed { kind, unsure, error });
+            };
+            unsure = true;
+            if let Some(gate) = ask.gate.filter(|_| slow) {
+                gate.slow_down();
+            }
+            let pause = wait.unwrap_or_else(|| self.pause(tries));
+            let late = Instant::now() + pause >= end;
+            if tries > self.settings.retries || late || !self.spend() {
+                return Err(Failed { kind, unsure, error: with_tries(error, tries) });
+            }
+            tracing::debug!(what = ask.what, place = ask.place, tries, "trying again");
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn once<T>(
+        &self,
+        ask: &Ask<'_>,
+        until: Instant,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<(T, Note), (Kind, Error, Option<Duration>)> {
+        let (answer, note) = wire::note(tokio::time::timeout_at(until, request)).await;
+        match answer {
+            Ok(Ok(value)) => {
+                self.earn();
+                Ok((value, note))
+            }
+            Ok(Err(raw)) => {
+                let error = error_of(ask.what, &raw, &note, 1).at(&ask.place);
+                Err((kind_of(&raw, &note, self.provider), error, note.retry_after))
+            }
+            Err(_) => {
+                let what = format!("{}: no answer in time", ask.what);
+                let error = Error::new(Code::Timeout, what).at(&ask.place);
+                Err((Kind::Transient { slow: true }, error, None))
+            }
+        }
+    }
+
+    /// Full jitter: any time up to a bound that doubles.
+    fn pause(&self, tries: u32) -> Duration {
+        let bound = PAUSE_FIRST.saturating_mul(1 << tries.min(10)).min(PAUSE_MAX);
+        let random = self.random.hash_one((tries, Instant::now()));
+        bound.mul_f64((random >> 11) as f64 / (1_u64 << 53) as f64)
+    }
+
+    fn spend(&self) -> bool {
+        let mut tokens = self.tokens();
+        match tokens.checked_sub(COST) {
+            Some(left) => {
+                *tokens = left;
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn earn(&self) {
+        let mut tokens = self.tokens();
+        *tokens = tokens.saturating_add(1).min(self.settings.retry_budget);
+    }
+
+    fn tokens(&self) -> MutexGuard<'_, u32> {
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn with_tries(error: Error, tries: u32) -> Error {
+    if tries < 2 { error } else { error.within(format!("{tries} tries")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bucket::runtime;
+
+    fn asked(settings: &StoreSettings, outcomes: u32) -> (Result<(), Failed>, u32) {
+        let retries = Retries::new(settings, None);
+        let ask =
+            Ask { what: "cannot get", place: "x".to_owned(), bytes: 0, gate: None, until: None };
+        let mut asked = 0;
+        let result = runtime::wait(&runtime::handle().unwrap(), async {
+            let request = || {
+                asked += 1;
+                let fails = asked <= outcomes;
+                async move {
+                    match fails {
+                        true => std::future::pending().await,
+                        false => Ok(()),
+                    }
+                }
+            };
+            retries.ask(&ask, request).await.map(drop)
+        });
+        (result, asked)
+    }
+
+    fn quick() -> StoreSettings {
+        let request_timeout = Duration::from_millis(5);
+        StoreSettings { request_timeout, retries: 3, ..StoreSettings::default() }
+    }
+
+    #[test]
+    fn trouble_that_passes_is_not_told() {
+        let (result, asked) = asked(&quick(), 2);
+        assert!(result.is_ok());
+        assert_eq!(asked, 3);
+    }
+
+    #[test]
+    fn tries_time_and_budget_end() {
+        let (result, tries) = asked(&quick(), 99);
+        let failed = result.unwrap_err();
+        assert_eq!((failed.error.code(), failed.unsure, tries), (Code::Timeout, true, 4));
+        let poor = StoreSettings { retry_budget: COST, ..quick() };
+        assert_eq!(asked(&poor, 99).1, 2);
+        let hasty = StoreSettings { retry_time: Duration::ZERO, ..quick() };
+        assert_eq!(asked(&hasty, 99).1, 1);
+    }
+}

@@ -244,8 +244,10 @@ impl Pump<'_> {
             done.record(&self.stream)
         };
         if let Err(error) = queue_all() {
-            // Copies may be on their way: they end before the slots go.
-            self.stream.synchronize()?;
+            // Copies may be on their way: they end before the slots go. Where that cannot be known the slots stay out.
+            if self.stream.synchronize().is_err() {
+                std::mem::forget(slots);
+            }
             return Err(error);
         }
         self.flights.push_back(Flight { cargo: Cargo::Slots(slots), done });

@@ -261,7 +261,12 @@ impl Pump<'_> {
                 Ok(())
             }
             Err(error) => {
-                self.stream.synchronize()?;
+                // As for slots: pages that the GPU may still read stay registered.
+                if let Err(lost) = self.stream.synchronize() {
+                    std::mem::forget(batch);
+                    shared.engine.window().give_up();
+                    return Err(lost);
+                }
                 Err(error)
             }
         }

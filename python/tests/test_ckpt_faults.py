@@ -21,7 +21,7 @@ from torch import nn
 
 import forebay
 from forebay import Checkpointer
-from forebay._ckpt import life, retention, stall
+from forebay._ckpt import life, restoring, retention, stall
 from forebay._ckpt.background import Background
 from forebay._ckpt.handle import SaveHandle
 from forebay._ckpt.retention import Retention
@@ -32,12 +32,6 @@ from forebay._ckpt.training import Owned
 
 def committed(checkpoints: Checkpointer) -> list[int]:
     return [one["step"] for one in checkpoints.steps() if one["state"] == "committed"]
-
-
-def restored(checkpoints: Checkpointer, step: int, like: dict[str, Any]) -> dict[str, Any]:
-    blank = {name: torch.full_like(one, -7) for name, one in like.items()}
-    checkpoints.restore(blank, step)
-    return blank
 
 
 # Tensors that become something else
@@ -107,15 +101,26 @@ def test_a_tensor_without_memory_is_an_error_not_a_crash(
 # Memory that changes too early
 
 
-def test_a_restore_waits_for_the_save_that_reads_what_it_fills(tmp_path: Path) -> None:
-    state = {"w": torch.zeros(32 << 20)}
-    with Checkpointer(tmp_path, staging_bytes="8MiB") as checkpoints:
+def test_a_restore_waits_for_the_save_that_reads_what_it_fills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = {"w": torch.zeros(4)}
+    with Checkpointer(tmp_path) as checkpoints:
         checkpoints.save(1, state).wait()
+        running, read_when_over = Running(), []
+        monkeypatch.setattr(Run, "_start", lambda *_: running)
         state["w"].fill_(2)
         checkpoints.save(2, state, overlap=True)
+        original = restoring.restore
+
+        def restore(*arguments: Any) -> Any:
+            read_when_over.append(running.ended.is_set())
+            return original(*arguments)
+
+        monkeypatch.setattr(restoring, "restore", restore)
+        threading.Timer(0.3, running.succeed).start()
         checkpoints.restore(state, 1)
-        assert bool((state["w"] == 0).all())
-        assert bool((restored(checkpoints, 2, state)["w"] == 2).all())
+        assert read_when_over == [True] and state["w"].tolist() == [0] * 4
 
 
 def test_what_no_hook_answers_for_is_copied_before_the_save_returns(tmp_path: Path) -> None:

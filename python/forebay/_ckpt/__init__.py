@@ -7,7 +7,8 @@ One concern a module, from the state downwards:
 - `plans`, `layout`: a structure kept for the next save; what others and the native part need to know of it.
 - `ranks`, `frames`, `description`, `agreement`, `writers`, `share`: what ranks tell one another at the first save of a
   structure, and who writes what several of them hold.
-- `snapshot`, `shadow`, `stall`, `structures`, `natives`, `saving`, `handle`, `retention`: a save under way.
+- `training`, `snapshot`, `shadow`, `stall`, `structures`, `natives`, `asked`, `sidefiles`, `saving`, `handle`,
+  `background`, `retention`: a save under way.
 - `choosing`, `targets`, `reading`, `restoring`, `optimizers`: the way back; `node...`: reading once a host.
 - `preempt`, `life`: agreeing on a last step when the job is told to end; exits, forks.
 - `checkpointer`: the class that users see; `settings`: its arguments.

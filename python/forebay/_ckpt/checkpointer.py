@@ -16,6 +16,7 @@ import torch
 from forebay import _native
 from forebay._catalog import PathLike
 from forebay._ckpt import restoring
+from forebay._ckpt.asked import Asked
 from forebay._ckpt.choosing import choose
 from forebay._ckpt.handle import SaveHandle
 from forebay._ckpt.life import next_key, remember
@@ -31,7 +32,7 @@ from forebay._ckpt.retention import (
     collect,
     prune,
 )
-from forebay._ckpt.saving import Asked, Run
+from forebay._ckpt.saving import Run
 from forebay._ckpt.settings import OnBusy, Progress, parse, parse_step
 from forebay._ckpt.sidefiles import SideFiles
 from forebay._ckpt.training import Attached, Owned, Training

@@ -141,10 +141,11 @@ def fits(
             return None
         if [one.dtype for one in tensors] != plan.dtypes:
             return None
-        if any(
-            held.layout is PLAIN and hasattr(one, "global_shape")
-            for one, held in zip(tensors, plan.held, strict=True)
-        ):
+        plain = tensors
+        if plan.cut:
+            both = zip(tensors, plan.held, strict=True)
+            plain = [one for one, held in both if held.layout is PLAIN]
+        if any(hasattr(one, "global_shape") for one in plain):
             return None
         for at in plan.cut:
             place = plan.tensors[at]

@@ -13,7 +13,6 @@ import platform
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from time import monotonic, perf_counter, sleep
 from typing import Any
@@ -22,18 +21,18 @@ import torch
 
 from forebay import _native
 from forebay._ckpt import layout
+from forebay._ckpt.asked import Asked
 from forebay._ckpt.handle import Report, Running, SaveHandle, Watcher, settle
 from forebay._ckpt.held import Plain
 from forebay._ckpt.natives import Natives
 from forebay._ckpt.plans import Plan
 from forebay._ckpt.quiet import quiet
 from forebay._ckpt.ranks import Ranks
-from forebay._ckpt.settings import Settings, parse_step
-from forebay._ckpt.sidefiles import SideFiles, listed
+from forebay._ckpt.settings import Settings
 from forebay._ckpt.snapshot import Snapshot, Snapshots, device_of
 from forebay._ckpt.stall import Stall
 from forebay._ckpt.structures import Ready, Structures
-from forebay._ckpt.training import Owned, Training
+from forebay._ckpt.training import Training
 from forebay._errors import Error, make, usage
 
 #: How long a rank that cannot save waits until others know, and how long it looks for what they save.
@@ -42,20 +41,6 @@ _LOOK_SECONDS = 2.0
 
 #: What follows a save, on the watching thread.
 After = Callable[[SaveHandle], None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """The arguments of a save; see `Checkpointer.save`."""
-
-    step: Any
-    state: Any
-    per_rank: Any
-    side_files: SideFiles | None
-    blocking: bool
-    #: Whether it may return before the memory was copied, and if hooks see to that, which memory those answer for.
-    overlap: bool
-    owned: Owned | None = None
 
 
 class Run:
@@ -82,7 +67,7 @@ class Run:
         began = perf_counter()
         # Before anything can go wrong: ranks must go on counting alike.
         self._counter += 1
-        step, files, failure = _checked(asked)
+        step, files, failure = asked.checked()
         try:
             if self.ranks.stale:
                 self._find_ranks()
@@ -344,16 +329,6 @@ class Run:
 
 def _nothing(_: SaveHandle) -> None:
     """What follows a save whose checkpointer is gone."""
-
-
-def _checked(asked: Asked) -> tuple[int | None, list[tuple[str, bytes]], Exception | None]:
-    """The step of a save, None if it is none; the side files; and what is wrong with the arguments."""
-    step = None
-    try:
-        step = parse_step(asked.step)
-        return step, listed(asked.side_files), None
-    except Exception as error:
-        return step, [], error
 
 
 def _as_error(error: BaseException) -> Error:

@@ -79,7 +79,10 @@ def test_on_more_ranks_those_without_values_are_told(tmp_path: Path) -> None:
     results = harness.run(jobs.own_values, 3, str(tmp_path), True)
     assert [told["at"] for told in results] == [100, 101, -1]
     assert sorted(results[2]["missing"]) == ["per_rank/2/loader.at", "per_rank/2/rng"]
-    assert "ranks 0, 1; this job has 3" in results[0]["warnings"][0]
+    assert "ranks 0, 1; this job has 3. Ranks 2 got none" in results[0]["warnings"][0]
+    assert results[1]["warnings"] == []
+    (line,) = results[2]["warnings"]
+    assert line.startswith("rank 2 got no values of its own: only ranks 0, 1 saved some")
 
 
 def test_a_rank_whose_state_alone_changed_gets_an_error_not_a_hang(tmp_path: Path) -> None:

@@ -36,6 +36,27 @@ def archive_of(value: Any) -> bytes:
     return made.getvalue()
 
 
+def appended(front: bytes) -> bytes:
+    """An archive behind other bytes, with places that count from the first of these: sound for those who look for its
+    directory at the end."""
+    made = io.BytesIO(front)
+    with zipfile.ZipFile(made, "a") as records:
+        records.writestr("archive/data.pkl", pickle.dumps({"x": 1}, 2))
+        records.writestr("archive/version", "3\n")
+    return made.getvalue()
+
+
+def legacy_before_records(evil: Evil) -> bytes:
+    made = io.BytesIO()
+    torch.save(evil, made, _use_new_zipfile_serialization=False)
+    return appended(made.getvalue())
+
+
+def pickle_before_records(evil: Evil) -> bytes:
+    """Where torch reads a plain pickle first."""
+    return appended(pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(evil, 2))
+
+
 def legacy_before_zip(evil: Evil) -> bytes:
     """torch.load looks at the front, zipfile at the end."""
     made = io.BytesIO()
@@ -80,6 +101,8 @@ def renamed_inside(evil: Evil) -> bytes:
 
 KINDS: list[Callable[[Evil], bytes]] = [
     archive_of,
+    legacy_before_records,
+    pickle_before_records,
     legacy_before_zip,
     pickle_before_zip,
     lambda evil: doubled_record(evil, True),
@@ -119,7 +142,7 @@ def test_no_bytes_are_executed(tmp_path: Path, kind: int, monkeypatch: pytest.Mo
 def test_the_bytes_do_run_where_nobody_looks(tmp_path: Path) -> None:
     """What the cases above are worth: torch's own reader executes what they hold."""
     executed = 0
-    for number, kind in enumerate(KINDS[:3]):
+    for number, kind in enumerate(KINDS[:4]):
         mark = tmp_path / f"executed-{number}"
         item = kind(Evil(mark))
         try:
@@ -127,7 +150,7 @@ def test_the_bytes_do_run_where_nobody_looks(tmp_path: Path) -> None:
         except Exception:  # noqa: BLE001
             pass
         executed += mark.exists()
-    assert executed >= 2
+    assert executed >= 3
 
 
 def test_what_torch_saved_rank_by_rank_is_not_executed(tmp_path: Path) -> None:

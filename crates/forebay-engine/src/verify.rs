@@ -151,7 +151,10 @@ pub(crate) fn compare(shared: &Shared, check: &Check, found: u32) -> Result<()> 
     let what = format!(
         "{len} bytes at byte {offset} have the checksum {found:08x}, {wanted:08x} was written"
     );
-    let error = Error::new(Code::Checksum, what).at(shared.source(check.object)?.name());
+    let mut error = Error::new(Code::Checksum, what).at(shared.source(check.object)?.name());
+    if let Some(name) = shared.plan.name_of(check) {
+        error = error.within(format!("tensor {name:?}"));
+    }
     Err(error.hint("the file was damaged after it was written: restore it from another copy"))
 }
 

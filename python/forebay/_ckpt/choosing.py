@@ -142,5 +142,5 @@ def _before(directory: Path, step: int | None) -> list[str]:
                 f"step {newest} is the newest before it: restore(state, step={newest}) goes on from there",
                 f"`forebay ckpt verify --all {directory}` tells which steps are whole",
             ]
-        return ["no other step is committed here"]
+        return ["no step before it is committed here"]
     return []

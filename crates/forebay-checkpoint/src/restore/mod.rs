@@ -214,10 +214,14 @@ impl Selected {
         let mut wanted = self.wanted.clone();
         wanted.sort_by_key(|(_, want)| place(want));
         let order = wanted.iter().map(|(number, _)| *number).collect();
+        let name = |(_, want): &(usize, Wanted)| {
+            catalog.tensors.get(want.tensor).map_or_else(String::new, |tensor| tensor.name.clone())
+        };
+        let names = wanted.iter().map(name).collect();
         let wanted = wanted.into_iter().map(|(_, want)| want).collect();
         // Stable, like the sort above: the order stays.
         let (_, plan) = Selection::new(catalog, wanted)?.plan(piece_bytes)?;
-        Ok((order, plan))
+        Ok((order, plan.with_names(names)))
     }
 }
 

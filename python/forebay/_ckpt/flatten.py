@@ -34,6 +34,9 @@ Ask = Callable[[Any, Path], Any]
 #: Deeper nesting is taken for a cycle.
 DEPTH_MAX = 100
 
+#: The same of lists that are one value; those of 900 cannot be pickled.
+_LIST_DEPTH_MAX = 500
+
 #: Types of most values that are not tensors; none of them holds others or has a state of its own.
 _PLAIN = frozenset((int, float, bool, str, bytes, complex, type(None), tuple))
 
@@ -55,15 +58,17 @@ def state_of(value: Any, states: States) -> Any:
     return known
 
 
-def is_one_value(value: list[Any]) -> bool:
-    """Whether a list is stored as one value."""
+def is_one_value(value: list[Any], depth: int = 0) -> bool:
+    """Whether a list is stored as one value. Errors: `RecursionError`."""
+    if depth > _LIST_DEPTH_MAX:
+        raise RecursionError
     for entry in value:
         kind = type(entry)
         if kind in _PLAIN:
             continue
         if isinstance(entry, torch.Tensor | Mapping) or has_state(entry):
             return False
-        if isinstance(entry, list) and not is_one_value(entry):
+        if isinstance(entry, list) and not is_one_value(entry, depth + 1):
             return False
     return True
 
@@ -125,17 +130,42 @@ def flatten(state: Any, states: States | None = None, ask: Ask | None = None) ->
         raise usage(f"the state is {type(state).__name__}, a dict is needed")
     if len(set(flat.names)) < len(flat.names):
         raise _twice(flat)
+    _check_text(flat.names)
     return flat
+
+
+def _check_text(names: list[str]) -> None:
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:
+        for name in names:
+            if not name.isascii() and name != name.encode(errors="replace").decode():
+                hint = "keys are stored as UTF-8: rename it"
+                raise usage(f"the key {ascii(name)} is no Unicode text", hint) from None
 
 
 def _mapping(flat: Flat, value: Mapping[Any, Any], path: Path, depth: int) -> Shape:
     if not value and path:
         flat.empty.append(".".join(map(str, path)))
         flat.hollow.append((path, value))
+    if any(type(key) is not str for key in value):
+        _check_keys(value, path)
     shape = Shape(tuple(value))
     for key, entry in value.items():
         _entry(flat, shape, value, key, entry, (*path, str(key)), depth)
     return shape
+
+
+def _check_keys(value: Mapping[Any, Any], path: Path) -> None:
+    """Whether keys are told apart by their text."""
+    seen: dict[str, Any] = {}
+    for key in value:
+        other = seen.setdefault(str(key), key)
+        if other is not key:
+            kinds = [f"{one!r} ({type(one).__name__})" for one in (other, key)]
+            where = quoted(".".join(map(str, path))) if path else "the state"
+            what = f"two keys of {where} have the same text: {kinds[0]} and {kinds[1]}"
+            raise usage(what, "keys are stored as text: rename one")
 
 
 def _list(flat: Flat, value: list[Any] | tuple[Any, ...], path: Path, depth: int) -> Shape:
@@ -152,12 +182,11 @@ def _entry(
     if type(value) in _PLAIN or isinstance(value, torch.Tensor):
         pass
     elif depth >= DEPTH_MAX:
-        where = quoted(".".join(map(str, path[:4])))
-        raise usage(f"the state is nested deeper than {DEPTH_MAX}, at {where}...", "is it a cycle?")
+        raise _too_deep(path, DEPTH_MAX)
     elif isinstance(value, Mapping):
         inner = _mapping(flat, value, path, depth + 1)
     elif isinstance(value, list):
-        if not is_one_value(value):
+        if not _is_one(value, path):
             inner = _list(flat, value, path, depth + 1)
     elif has_state(value):
         own = _asked(flat, value, path)
@@ -171,6 +200,18 @@ def _entry(
     flat.paths.append(path)
     flat.values.append(value)
     flat.homes.append((home, key))
+
+
+def _is_one(value: list[Any], path: Path) -> bool:
+    try:
+        return is_one_value(value)
+    except RecursionError:
+        raise _too_deep(path, _LIST_DEPTH_MAX) from None
+
+
+def _too_deep(path: Path, most: int) -> Exception:
+    where = quoted(".".join(map(str, path[:4])))
+    return usage(f"the state is nested deeper than {most}, at {where}...", "is it a cycle?")
 
 
 def _asked(flat: Flat, value: Any, path: Path) -> Any:
@@ -241,5 +282,8 @@ def is_leaf(value: object) -> bool:
     if type(value) in _PLAIN or isinstance(value, torch.Tensor):
         return True
     if isinstance(value, list):
-        return is_one_value(value)
+        try:
+            return is_one_value(value)
+        except RecursionError:
+            return False
     return not isinstance(value, Mapping) and not has_state(value)

@@ -14,6 +14,7 @@ local parts that are larger than their layout says: padding would be stored as i
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -213,12 +214,17 @@ def _check_region(name: str, region: Region, shape: Shape) -> None:
 
 def _check_memory(name: str, tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        kind = str(tensor.layout).removeprefix("torch.")
+        kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else kind
         hint = "save its parts as dense tensors"
         raise make("unsupported", f"a {kind} tensor is not stored", _at(name), [hint])
     if tensor.is_meta:
         hint = "it has no memory: module.to_empty(device=...) gives it some"
         raise usage("a tensor is on the meta device", hint, where=_at(name))
+    fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", None)
+    if fake is not None and isinstance(tensor, fake):
+        hint = "save the tensor that it stands for"
+        raise usage("a fake tensor has 0 bytes of memory", hint, where=_at(name))
 
 
 def _placement(name: str, placement: Any) -> Placement:

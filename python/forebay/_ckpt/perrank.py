@@ -10,6 +10,7 @@ import torch
 
 from forebay._ckpt.flatten import Flat, flatten
 from forebay._ckpt.held import PLAIN, Describer, Held
+from forebay._ckpt.storages import addresses_of
 from forebay._ckpt.ties import find_ties
 from forebay._errors import quoted, usage
 
@@ -48,6 +49,7 @@ def describe_own(rank: int, per_rank: Any, describer: Describer) -> Own:
         held.append(one)
     tensors = [[value] for value, one in zip(flat.values, held, strict=True) if one is not None]
     names = [name for name, one in zip(flat.names, held, strict=True) if one is not None]
+    addresses_of(names, tensors)
     if find_ties(names, tensors):
         raise usage("tensors of per_rank share memory", "save one of them, or clones")
     return Own(flat, held)

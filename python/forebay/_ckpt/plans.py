@@ -27,6 +27,7 @@ from forebay._ckpt.held import (
 )
 from forebay._ckpt.kinds import OWN_TYPES
 from forebay._ckpt.perrank import PER_RANK
+from forebay._ckpt.storages import addresses_of
 from forebay._ckpt.ties import find_ties
 from forebay._errors import Error, quoted, usage
 
@@ -108,8 +109,8 @@ def describe(state: Any, describer: Describer, states: States) -> tuple[Plan, li
         empty=flat.empty,
     )
     pieces = memory(plan, flat.values)
+    plan.seen = _look(plan, pieces)
     plan.ties = find_ties([flat.names[place] for place in tensors], pieces)
-    plan.seen = _look(pieces)
     return plan, flat.values
 
 
@@ -123,9 +124,12 @@ def memory(plan: Plan, values: Sequence[Any]) -> list[list[torch.Tensor]]:
     ]
 
 
-def _look(pieces: Sequence[Sequence[torch.Tensor]]) -> tuple[list[int], list[bool]]:
-    flat = [piece for group in pieces for piece in group]
-    return [piece.data_ptr() for piece in flat], [piece.is_contiguous() for piece in flat]
+def _look(
+    plan: Plan, pieces: Sequence[Sequence[torch.Tensor]]
+) -> tuple[list[int], list[bool]]:
+    """Where all pieces lie. Errors: `usage` for tensors without their memory."""
+    flat, addresses = addresses_of([plan.names[place] for place in plan.tensors], pieces)
+    return addresses, list(map(torch.Tensor.is_contiguous, flat))
 
 
 def fits(
@@ -158,7 +162,7 @@ def fits(
         pieces = memory(plan, values)
         if not all(_is_whole(pieces[at], plan.held[at]) for at in plan.cut):
             return None
-        seen = _look(pieces)
+        seen = _look(plan, pieces)
         if seen != plan.seen:
             ties = find_ties([plan.names[place] for place in plan.tensors], pieces)
             if ties != plan.ties:

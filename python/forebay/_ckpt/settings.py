@@ -57,6 +57,12 @@ def parse(
     """Checks the arguments of `Checkpointer`. Errors: `usage`."""
     if isinstance(directory, bytes) or not isinstance(directory, str | os.PathLike):
         raise usage(f"the directory is {directory!r}, text or a pathlib.Path is needed")
+    if not os.fspath(directory):
+        raise usage("the directory is empty", 'the current one is "."')
+    try:
+        os.fsencode(directory)
+    except UnicodeEncodeError:
+        raise usage(f"the directory {ascii(directory)} is no Unicode text") from None
     if "://" in str(directory):
         raise usage(f"checkpoints are saved to folders, not to {str(directory)!r}")
     if shadow not in (True, False, "auto"):

@@ -17,6 +17,7 @@ from forebay._ckpt.held import Describer, Held, memory_of
 from forebay._ckpt.meshes import Region
 from forebay._ckpt.optimizers import Entry
 from forebay._ckpt.perrank import PER_RANK
+from forebay._ckpt.storages import addresses_of, check_writable
 from forebay._ckpt.ties import find_ties
 from forebay._errors import Error, make, quoted
 
@@ -167,6 +168,8 @@ def _add_tensors(
     both = tensors + absent
     names = [flat.names[place] for place, _ in both]
     memory = [memory_of(flat.names[place], flat.values[place], held) for place, held in both]
+    pieces, _ = addresses_of(names, memory)
+    check_writable([name for name, group in zip(names, memory, strict=True) for _ in group], pieces)
     ties = find_ties(names, memory)
     filled: set[int] = set()
     for at, (place, held) in enumerate(tensors):

@@ -5,8 +5,9 @@ use std::time::Duration;
 use forebay_engine::RangeSink;
 use forebay_error::Result;
 
-/// A state of an object: two are equal only if the object was not written in between. An entity tag on object stores,
-/// inode, size, mtime and a checksum in a directory. Opaque to callers.
+/// A state of an object: two are equal only if the object was not written in between. An entity tag in a bucket, inode,
+/// size, mtime and a checksum in a directory. Where a bucket's entity tag is a hash of the bytes, an object that was
+/// replaced by the same bytes counts as not written. Opaque to callers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Version(pub Vec<u8>);
 

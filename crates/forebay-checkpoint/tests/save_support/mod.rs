@@ -20,6 +20,7 @@ use forebay_tensor::{Dtype, Region};
 
 const LONG: Duration = Duration::from_secs(60);
 
+#[allow(dead_code, reason = "tests of buckets have roots of their own")]
 pub(crate) fn root(folder: &Path) -> Root {
     Root {
         store: Arc::new(PosixStore::open(folder).unwrap()),

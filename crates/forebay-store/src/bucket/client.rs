@@ -21,6 +21,7 @@ use tokio::time::Instant as Deadline;
 use super::failure::{Failed, Kind};
 use super::gate::Gate;
 use super::hedge::Pace;
+use super::open::Stores;
 use super::place::Provider;
 use super::retry::{Ask, Retries};
 use super::room::Room;
@@ -33,6 +34,10 @@ use crate::object::Version;
 const WRITE: &str = "forebaywrite";
 /// Value of it on an object that is being removed: see [`super::publish`].
 const REMOVED: &str = "removed";
+/// Objects that are deleted one by one; a request for many costs as much as a few of these.
+const FEW: usize = 3;
+/// Objects that one request deletes at most: S3's limit.
+const MANY: usize = 1000;
 /// Most bytes of a small object that is read whole before it is published: what one PUT of S3 takes.
 pub(super) const PUT_BYTES_MAX: u64 = 5 << 30;
 
@@ -43,6 +48,7 @@ pub(super) struct Client {
     pub(super) prefix: String,
     pub(super) provider: Option<Provider>,
     pub(super) objects: Arc<dyn ObjectStore>,
+    singly: Arc<dyn ObjectStore>,
     pub(super) multipart: Arc<dyn MultipartStore>,
     pub(super) settings: StoreSettings,
     pub(super) handle: Handle,
@@ -119,7 +125,7 @@ impl Client {
         name: String,
         prefix: String,
         provider: Option<Provider>,
-        stores: (Arc<dyn ObjectStore>, Arc<dyn MultipartStore>),
+        stores: Stores,
         settings: &StoreSettings,
         handle: Handle,
     ) -> Self {
@@ -127,8 +133,9 @@ impl Client {
             name,
             prefix,
             provider,
-            objects: stores.0,
-            multipart: stores.1,
+            objects: stores.objects,
+            singly: stores.singly,
+            multipart: stores.multipart,
             settings: settings.clone(),
             handle,
             retries: Retries::new(settings, provider),
@@ -261,7 +268,7 @@ impl Client {
         let ask = Ask { until: put.until, ..self.ask(put.what, key, bytes.len() as u64) };
         match retries.ask(&ask, request).await {
             Ok((_, note)) => Ok((Put::Done, note)),
-            Err(failed) if failed.kind == Kind::Precondition => {
+            Err(failed) if failed.kind == Kind::Precondition || gone(&put.mode, &failed) => {
                 Ok((Put::Refused { unsure: failed.unsure }, Note::default()))
             }
             Err(failed) => Err(failed),
@@ -291,28 +298,39 @@ impl Client {
     /// Deletes objects, whether they are there or not; the first error, after all were tried.
     pub(super) async fn delete(&self, keys: &[String]) -> Result<()> {
         let mut first = Ok(());
-        for some in keys.chunks(1000) {
-            let paths = some.iter().map(|key| self.path(key)).collect::<Result<Vec<_>>>()?;
-            let paths = &paths;
-            let request = || async move {
-                let paths = futures_util::stream::iter(paths.clone()).map(Ok).boxed();
-                let mut deleted = self.objects.delete_stream(paths);
-                let mut first = Ok(());
-                while let Some(one) = deleted.next().await {
-                    match one {
-                        Ok(_) | Err(Raw::NotFound { .. }) => {}
-                        Err(error) => first = first.and(Err(error)),
-                    }
-                }
-                first
-            };
-            let key = some.first().map_or("", String::as_str);
-            let ask = self.ask("cannot remove an object", key, 0);
-            let done = self.retries.ask(&ask, request).await;
-            first = first.and(done.map(drop).map_err(Error::from));
+        for some in keys.chunks(MANY) {
+            let many = some.len() > FEW && self.delete_from(&self.objects, some).await.is_ok();
+            if !many {
+                first = first.and(self.delete_from(&self.singly, some).await);
+            }
         }
         first
     }
+
+    async fn delete_from(&self, objects: &Arc<dyn ObjectStore>, keys: &[String]) -> Result<()> {
+        let paths = keys.iter().map(|key| self.path(key)).collect::<Result<Vec<_>>>()?;
+        let paths = &paths;
+        let request = || async move {
+            let paths = futures_util::stream::iter(paths.clone()).map(Ok).boxed();
+            let mut deleted = objects.delete_stream(paths);
+            let mut first = Ok(());
+            while let Some(one) = deleted.next().await {
+                match one {
+                    Ok(_) | Err(Raw::NotFound { .. }) => {}
+                    Err(error) => first = first.and(Err(error)),
+                }
+            }
+            first
+        };
+        let key = keys.first().map_or("", String::as_str);
+        let ask = self.ask("cannot remove an object", key, 0);
+        Ok(self.retries.ask(&ask, request).await.map(drop)?)
+    }
+}
+
+/// Whether what was to be replaced is not there any more, in the words of some stores.
+fn gone(mode: &PutMode, failed: &Failed) -> bool {
+    matches!(mode, PutMode::Update(_)) && failed.kind == Kind::NotFound
 }
 
 /// All bytes of an answer; an error where they are fewer or more than it said.

@@ -16,8 +16,13 @@ use super::runtime;
 use super::settings::StoreSettings;
 use super::wire::Connector;
 
-/// The two sides of a provider's client.
-type Stores = (Arc<dyn object_store::ObjectStore>, Arc<dyn MultipartStore>);
+/// A provider's client from all sides.
+pub(super) struct Stores {
+    pub(super) objects: Arc<dyn object_store::ObjectStore>,
+    /// The same, but deletes objects one by one: not every server understands S3's request for many.
+    pub(super) singly: Arc<dyn object_store::ObjectStore>,
+    pub(super) multipart: Arc<dyn MultipartStore>,
+}
 
 /// A bucket's connection.
 pub(super) fn bucket(
@@ -42,7 +47,7 @@ pub(super) fn bucket(
 pub(super) fn memory(settings: &StoreSettings) -> Result<Client> {
     let handle = runtime::handle()?;
     let memory = Arc::new(InMemory::new());
-    let stores: Stores = (memory.clone(), memory);
+    let stores = Stores { objects: memory.clone(), singly: memory.clone(), multipart: memory };
     Ok(Client::new("memory:".to_owned(), String::new(), None, stores, settings, handle))
 }
 
@@ -71,7 +76,8 @@ fn s3(bucket: &str, settings: &StoreSettings, handle: &tokio::runtime::Handle) -
         builder = builder.with_sse_kms_encryption(key);
     }
     let builder = super::profile::with_credentials(builder, settings, handle)?;
-    both(builder.build())
+    let singly = made(builder.clone().with_disable_bulk_delete(true).build())?;
+    Ok(Stores { singly, ..all(builder.build())? })
 }
 
 fn gcs(bucket: &str, settings: &StoreSettings) -> Result<Stores> {
@@ -85,7 +91,7 @@ fn gcs(bucket: &str, settings: &StoreSettings) -> Result<Stores> {
         // An emulator, which asks for no token; a proxy to the real one speaks TLS.
         builder = builder.with_base_url(endpoint).with_skip_signature(is_plain(endpoint));
     }
-    both(builder.build())
+    all(builder.build())
 }
 
 fn azure(container: &str, settings: &StoreSettings) -> Result<Stores> {
@@ -98,21 +104,25 @@ fn azure(container: &str, settings: &StoreSettings) -> Result<Stores> {
     if let Some(endpoint) = endpoint {
         builder = builder.with_allow_http(is_plain(&endpoint)).with_endpoint(endpoint);
     }
-    both(builder.build())
+    all(builder.build())
 }
 
-fn both<T>(built: object_store::Result<T>) -> Result<Stores>
+fn all<T>(built: object_store::Result<T>) -> Result<Stores>
 where
     T: object_store::ObjectStore + MultipartStore,
 {
+    let built = made(built)?;
+    Ok(Stores { objects: built.clone(), singly: built.clone(), multipart: built })
+}
+
+fn made<T>(built: object_store::Result<T>) -> Result<Arc<T>> {
     // Of a builder's errors only the kind is told: some quote values.
     let built = built.map_err(|error| {
         let what = "cannot make a client of the store from the settings and variables";
         let error = Error::new(Code::Usage, what).hint(kind_of(&error));
         error.hint("see `StoreSettings` and the variables of the provider's own tools")
     })?;
-    let built = Arc::new(built);
-    Ok((built.clone(), built))
+    Ok(Arc::new(built))
 }
 
 /// A builder's error without values: its text up to the first quote or colon.

@@ -21,10 +21,18 @@ pub(crate) struct Place {
     pub(crate) _keep: Option<tempfile::TempDir>,
 }
 
+#[allow(dead_code, reason = "each test program makes its own kinds of places")]
 impl Place {
     /// A store with a real clock.
     pub(crate) fn real(store: impl Store + 'static, keep: tempfile::TempDir) -> Self {
         Self { store: Arc::new(store), wait: Box::new(std::thread::sleep), _keep: Some(keep) }
+    }
+
+    /// A store whose times are whole seconds.
+    pub(crate) fn in_seconds(store: impl Store + 'static) -> Self {
+        let second = Duration::from_millis(2100);
+        let wait = Box::new(move |time: Duration| std::thread::sleep(time.max(second)));
+        Self { store: Arc::new(store), wait, _keep: None }
     }
 
     pub(crate) fn put(&self, key: &str, bytes: &[u8]) {

@@ -26,6 +26,13 @@ fn at_once<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     })
 }
 
+/// Bytes that tell who wrote them in which round: the version of an object in a bucket may follow from its bytes.
+fn signed_in(round: usize, writer: usize) -> Vec<u8> {
+    let mut bytes = signed(writer);
+    bytes.extend((round as u64).to_le_bytes());
+    bytes
+}
+
 /// Bytes that tell who wrote them and whether they are whole.
 fn signed(writer: usize) -> Vec<u8> {
     vec![writer as u8; 5000]
@@ -46,16 +53,16 @@ pub(crate) fn one_of_many_creates_wins(place: &Place) {
     assert_eq!(place.keys().len(), ROUNDS, "no temporary object stays");
 }
 
-fn publish_race(place: &Place, to: &str, expect: &Expect) {
+fn publish_race(place: &Place, round: usize, to: &str, expect: &Expect) {
     for me in 0..THREADS {
-        place.put(&format!("staged-{me}"), &signed(me));
+        place.put(&format!("staged-{me}"), &signed_in(round, me));
     }
     let ends =
         at_once(THREADS, |me| place.store.publish(&format!("staged-{me}"), to, expect).unwrap());
     let winners: Vec<_> = (0..THREADS).filter(|me| is_done(&ends[*me])).collect();
     assert_eq!(winners.len(), 1, "{ends:?}");
     assert_eq!(ends.iter().filter(|end| **end == Published::Lost).count(), THREADS - 1);
-    assert_eq!(place.bytes(to), signed(winners[0]));
+    assert_eq!(place.bytes(to), signed_in(round, winners[0]));
     for me in 0..THREADS {
         let left = place.found(&format!("staged-{me}"));
         assert_eq!(left.is_none(), me == winners[0], "who loses changes nothing");
@@ -64,15 +71,15 @@ fn publish_race(place: &Place, to: &str, expect: &Expect) {
 
 pub(crate) fn one_of_many_first_publications_wins(place: &Place) {
     for round in 0..ROUNDS {
-        publish_race(place, &format!("f{round}/to"), &Expect::Absent);
+        publish_race(place, round, &format!("f{round}/to"), &Expect::Absent);
     }
 }
 
 pub(crate) fn one_of_many_replacements_wins(place: &Place) {
     place.put("f/to", b"first");
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS {
         let (_, version) = place.store.get("f/to", 10_000).unwrap().unwrap();
-        publish_race(place, "f/to", &Expect::Version(version));
+        publish_race(place, round, "f/to", &Expect::Version(version));
     }
 }
 

@@ -1,0 +1,319 @@
+//! Buckets: every case of the suite against real servers, and trouble on the way.
+
+#![expect(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
+
+#[macro_use]
+mod conformance;
+mod servers;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use conformance::Place;
+use forebay_engine::{read_exact_at, write_all_at};
+use forebay_error::Code;
+use forebay_store::{Expect, ObjectStore, Published, Store, StoreSettings, open_store};
+use servers::proxy::{self, Action};
+use servers::{Reached, fresh_url, reached, settings};
+
+static S3S: LazyLock<Option<Reached>> = LazyLock::new(|| reached(servers::s3s()));
+static MOTO: LazyLock<Option<Reached>> = LazyLock::new(|| reached(servers::moto()));
+static JUICEFS: LazyLock<Option<Reached>> = LazyLock::new(|| reached(servers::juicefs()));
+
+fn open(address: SocketAddr) -> ObjectStore {
+    ObjectStore::open(&fresh_url(), &settings(address)).unwrap()
+}
+
+conformance!(in_memory, || {
+    let store = ObjectStore::open("memory:", &StoreSettings::default()).unwrap();
+    Some(Place::in_seconds(store))
+});
+
+conformance!(s3s_fs, || Some(Place::in_seconds(open(S3S.as_ref()?.in_turn))));
+
+conformance!(moto, || Some(Place::in_seconds(open(MOTO.as_ref()?.in_turn))));
+
+#[test]
+fn what_servers_honour_is_found_out() {
+    if let Some(s3s) = S3S.as_ref() {
+        let can = open(s3s.in_turn).probe().unwrap();
+        assert!(
+            can.create_if_absent && can.replace_if_version && can.rejects_bad_checksums,
+            "{can:?}"
+        );
+    }
+    if let Some(moto) = MOTO.as_ref() {
+        let can = open(moto.in_turn).probe().unwrap();
+        assert!(can.create_if_absent && can.replace_if_version, "{can:?}");
+        assert!(!can.rejects_bad_checksums, "{can:?}");
+    }
+}
+
+#[test]
+fn a_store_that_ignores_preconditions_is_refused_and_still_reads_and_writes() {
+    let Some(juicefs) = JUICEFS.as_ref() else { return };
+    let store = open(juicefs.server.address);
+    let can = store.probe().unwrap();
+    assert!(!can.create_if_absent && !can.replace_if_version, "{can:?}");
+    let error = store.create("a", b"1").unwrap_err();
+    assert_eq!(error.code(), Code::Unsupported, "{error:?}");
+    assert!(!error.hints().is_empty());
+    store.put("staged", b"2").unwrap();
+    let error = store.publish("staged", "to", &Expect::Absent).unwrap_err();
+    assert_eq!(error.code(), Code::Unsupported);
+    assert_eq!(store.get("staged", 9).unwrap().unwrap().0, b"2");
+    assert_eq!(store.get("to", 9).unwrap(), None);
+}
+
+/// Each of them in front of moto, for one test.
+fn behind(
+    decide: impl Fn(&proxy::Request<'_>) -> Action + Send + Sync + 'static,
+) -> Option<(SocketAddr, StoreSettings)> {
+    let server = S3S.as_ref().or(MOTO.as_ref())?;
+    let address = proxy::start(server.server.address, decide);
+    Some((address, StoreSettings { retries: 4, ..settings(address) }))
+}
+
+/// True for the first so many calls.
+fn first(count: u32) -> impl Fn() -> bool + Send + Sync {
+    let asked = AtomicU32::new(0);
+    move || asked.fetch_add(1, Ordering::SeqCst) < count
+}
+
+fn is_probe(request: &proxy::Request<'_>) -> bool {
+    request.path.contains(".forebay-tmp-")
+}
+
+#[test]
+fn trouble_that_passes_is_not_seen() {
+    let actions = [
+        Action::Cut,
+        Action::Answer(503, "SlowDown"),
+        Action::Answer(500, "InternalError"),
+        Action::Answer(429, "TooManyRequests"),
+        Action::LoseReply,
+        Action::Truncate,
+    ];
+    for action in actions {
+        let (said, puts, gets) = (action.clone(), first(2), first(2));
+        let behind = behind(move |request| match request.method {
+            _ if is_probe(request) => Action::Pass,
+            "PUT" if puts() => said.clone(),
+            "GET" if gets() => said.clone(),
+            _ => Action::Pass,
+        });
+        let Some((_, settings)) = behind else { return };
+        let store = ObjectStore::open(&fresh_url(), &settings).unwrap();
+        store.put("a", &[7; 1000]).unwrap();
+        assert_eq!(store.get("a", 1000).unwrap().unwrap().0, [7; 1000], "{action:?}");
+    }
+}
+
+#[test]
+fn a_lost_reply_is_looked_up() {
+    let lose = first(1);
+    let behind = behind(move |request| match request.method {
+        "PUT" if !is_probe(request) && request.path.contains("/lost") && lose() => {
+            Action::LoseReply
+        }
+        _ => Action::Pass,
+    });
+    let Some((_, settings)) = behind else { return };
+    let store = ObjectStore::open(&fresh_url(), &settings).unwrap();
+    assert!(store.create("lost", b"ours").unwrap(), "its own doing");
+    assert!(!store.create("lost", b"ours").unwrap(), "the same bytes are not the same call");
+    store.put("staged", b"1").unwrap();
+    let done = Published::Done { durable: true };
+    assert_eq!(store.publish("staged", "to", &Expect::Absent).unwrap(), done);
+}
+
+#[test]
+fn a_lost_reply_of_a_publication_is_looked_up() {
+    let lose = first(1);
+    let behind = behind(move |request| match request.method {
+        "PUT" if !is_probe(request) && request.path.ends_with("/to") && lose() => Action::LoseReply,
+        _ => Action::Pass,
+    });
+    let Some((_, settings)) = behind else { return };
+    let store = ObjectStore::open(&fresh_url(), &settings).unwrap();
+    store.put("staged", b"1").unwrap();
+    let done = Published::Done { durable: true };
+    assert_eq!(store.publish("staged", "to", &Expect::Absent).unwrap(), done);
+    assert_eq!(store.get("staged", 9).unwrap(), None);
+}
+
+#[test]
+fn a_byte_that_is_damaged_on_its_way_is_sent_again() {
+    if S3S.is_none() {
+        return;
+    }
+    let flip = first(1);
+    let behind = behind(move |request| match request.method {
+        "PUT" if !is_probe(request) && flip() => Action::FlipRequest,
+        _ => Action::Pass,
+    });
+    let Some((_, settings)) = behind else { return };
+    let store = ObjectStore::open(&fresh_url(), &settings).unwrap();
+    store.put("a", &[9; 5000]).unwrap();
+    assert_eq!(store.get("a", 5000).unwrap().unwrap().0, [9; 5000]);
+}
+
+#[test]
+fn trouble_that_stays_is_an_error_in_time_and_no_secret_is_told() {
+    let behind = behind(|_| Action::Answer(503, "SlowDown"));
+    let Some((_, settings)) = behind else { return };
+    let settings = StoreSettings { retry_time: Duration::from_secs(3), ..settings };
+    let store = ObjectStore::open(&fresh_url(), &settings).unwrap();
+    let start = Instant::now();
+    let error = store.put("a", b"1").unwrap_err();
+    assert!(start.elapsed() < Duration::from_secs(70), "{:?}", start.elapsed());
+    let text = format!("{} {store:?} {settings:?}", error.render());
+    assert!(text.contains("503 SlowDown"), "{text}");
+    assert!(!text.contains(servers::SECRET) && !text.contains(servers::KEY), "{text}");
+    // Three tries or more of one request each halved it from 8.
+    assert!(store.probe().is_err());
+}
+
+#[test]
+fn wrong_credentials_are_a_refusal_at_once() {
+    let Some(s3s) = S3S.as_ref() else { return };
+    let asked = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&asked);
+    let address = proxy::start(s3s.server.address, move |_| {
+        count.fetch_add(1, Ordering::SeqCst);
+        Action::Answer(403, "InvalidAccessKeyId")
+    });
+    let store = ObjectStore::open(&fresh_url(), &settings(address)).unwrap();
+    let error = store.put("a", b"1").unwrap_err();
+    assert_eq!(error.code(), Code::PermissionDenied, "{error:?}");
+    assert_eq!(asked.load(Ordering::SeqCst), 1, "not tried again");
+    assert!(!error.hints().is_empty());
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()[7]).collect()
+}
+
+#[test]
+fn an_object_of_many_parts_goes_there_and_back_through_trouble() {
+    let (parts, ranges) = (first(3), first(3));
+    let behind = behind(move |request| match request.method {
+        "PUT" if request.path.contains("partNumber") && parts() => Action::Answer(503, "SlowDown"),
+        "GET" if request.head.to_lowercase().contains("range:") && ranges() => Action::Truncate,
+        _ => Action::Pass,
+    });
+    let Some((_, settings)) = behind else { return };
+    let settings = StoreSettings { range_bytes: 3 << 20, ..settings };
+    let store = ObjectStore::open(&fresh_url(), &settings).unwrap();
+    let bytes = pattern((26 << 20) + 12345);
+    let data = store.create_data("data", bytes.len() as u64).unwrap();
+    assert_eq!(store.get("data", 9).unwrap(), None, "not there before it is whole");
+    std::thread::scope(|scope| {
+        for worker in 0..3 {
+            let (data, bytes) = (&data, &bytes);
+            scope.spawn(move || {
+                for (at, piece) in
+                    bytes.chunks(777_777).enumerate().filter(|(at, _)| at % 3 == worker)
+                {
+                    write_all_at(data.sink(), piece, at as u64 * 777_777).unwrap();
+                }
+            });
+        }
+    });
+    data.seal().unwrap();
+    let source = store.open_data("data").unwrap();
+    let mut back = vec![0; bytes.len()];
+    read_exact_at(source.as_ref(), &mut back, 0).unwrap();
+    assert!(back == bytes);
+    assert!(store.traffic().limits.0 < 8, "{:?}", store.traffic());
+    assert!(store.traffic().upload_bytes_peak <= 256 << 20);
+}
+
+#[test]
+fn holes_are_zeros_and_what_is_not_sealed_is_not_there() {
+    let Some((_, settings)) = behind(|_| Action::Pass) else { return };
+    let store = ObjectStore::open(&fresh_url(), &settings).unwrap();
+    let data = store.create_data("holes", 20 << 20).unwrap();
+    write_all_at(data.sink(), b"end", (20 << 20) - 3).unwrap();
+    data.seal().unwrap();
+    let source = store.open_data("holes").unwrap();
+    let mut tail = [1; 10];
+    read_exact_at(source.as_ref(), &mut tail, (20 << 20) - 10).unwrap();
+    assert_eq!(&tail, b"\0\0\0\0\0\0\0end");
+    let dropped = store.create_data("dropped", 20 << 20).unwrap();
+    write_all_at(dropped.sink(), &vec![1; 9 << 20], 0).unwrap();
+    drop(dropped);
+    assert_eq!(store.list("", 10).unwrap().len(), 1);
+    drop(store.create_data("dropped", 1).unwrap());
+}
+
+#[test]
+fn an_upload_that_fails_says_so_to_its_writers() {
+    let behind = behind(|request| match request.path.contains("partNumber") {
+        true => Action::Answer(403, "AccessDenied"),
+        false => Action::Pass,
+    });
+    let Some((_, settings)) = behind else { return };
+    let store = ObjectStore::open(&fresh_url(), &settings).unwrap();
+    let data = store.create_data("data", 20 << 20).unwrap();
+    write_all_at(data.sink(), &vec![1; 20 << 20], 0).unwrap_or_else(|error| {
+        assert_eq!(error.code(), Code::PermissionDenied, "{error:?}");
+    });
+    assert_eq!(data.seal().unwrap_err().code(), Code::PermissionDenied);
+    assert_eq!(store.get("data", 9).unwrap(), None);
+}
+
+#[test]
+fn what_changes_between_ranges_is_told() {
+    let Some((_, settings)) = behind(|_| Action::Pass) else { return };
+    let store = ObjectStore::open(&fresh_url(), &settings).unwrap();
+    store.put("a", &[1; 1000]).unwrap();
+    let source = store.open_data("a").unwrap();
+    let mut into = [0; 100];
+    read_exact_at(source.as_ref(), &mut into, 0).unwrap();
+    store.put("a", &[2; 1000]).unwrap();
+    let error = read_exact_at(source.as_ref(), &mut into, 500).unwrap_err();
+    assert_eq!(error.code(), Code::FileChanged, "{error:?}");
+}
+
+#[test]
+fn stragglers_are_asked_for_twice() {
+    let slow = AtomicU32::new(0);
+    let behind = behind(move |request| {
+        let ranged = request.method == "GET" && request.head.to_lowercase().contains("range:");
+        match ranged && slow.fetch_add(1, Ordering::SeqCst) == 60 {
+            true => Action::Delay(Duration::from_secs(30)),
+            false => Action::Pass,
+        }
+    });
+    let Some((_, settings)) = behind else { return };
+    let store = ObjectStore::open(&fresh_url(), &settings).unwrap();
+    store.put("a", &pattern(10_000)).unwrap();
+    let source = store.open_data("a").unwrap();
+    let start = Instant::now();
+    for _ in 0..100 {
+        let mut into = [0; 5000];
+        read_exact_at(source.as_ref(), &mut into, 1000).unwrap();
+        assert_eq!(into[..], pattern(10_000)[1000..6000]);
+    }
+    assert!(store.traffic().hedged >= 1, "{:?}", store.traffic());
+    assert!(start.elapsed() < Duration::from_secs(29), "{:?}", start.elapsed());
+}
+
+#[test]
+fn urls_open_what_they_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", folder.path().display());
+    for place in [url.as_str(), &folder.path().display().to_string()] {
+        let store = open_store(place, &StoreSettings::default()).unwrap();
+        store.put("a", b"1").unwrap();
+        assert!(folder.path().join("a").exists());
+    }
+    let error = |url: &str| open_store(url, &StoreSettings::default()).err().unwrap().code();
+    assert_eq!(error("ftp://a/b"), Code::Usage);
+    assert_eq!(error("/no/such/folder"), Code::NotFound);
+    let no_ca = StoreSettings { ca_file: Some("/no/such.pem".into()), ..StoreSettings::default() };
+    assert_eq!(open_store("s3://b", &no_ca).err().unwrap().code(), Code::NotFound);
+}

@@ -11,6 +11,7 @@
 //! **Objects** (what is no tensor) have no place in safetensors and are told as left out. In a file of torch they are
 //! what they were, as far as they are plain data (numbers, texts, lists, tuples, dicts); nothing is ever executed.
 
+mod apart;
 mod cast;
 mod pickle;
 mod rename;
@@ -97,7 +98,7 @@ pub struct Exported {
 
 /// Writes what is at `path` (a checkpoint, or any model) to `to`.
 ///
-/// Errors: those of reading, among them `checksum`; `usage` for names that a rule makes twice or empty, and where
+/// Errors: those of reading, among them `checksum`; `usage` where `to` is the source or lies in it, for names that a rule makes twice or empty, and where
 /// nothing is selected; `already_exists`; `unsupported` for a dtype that the format lacks; those of writing.
 pub fn export(
     path: &Path,
@@ -105,8 +106,9 @@ pub fn export(
     options: &Options<'_>,
     progress: &impl Progress,
 ) -> Result<Exported> {
+    apart::check(path, to)?;
     let source = Source::open(path)?;
-    let items = Items::choose(&source, options)?;
+    let (items, unused) = Items::choose(&source, options)?;
     if !options.overwrite {
         refuse_existing(to)?;
     }
@@ -114,7 +116,7 @@ pub fn export(
         Format::Safetensors => safetensors::write(&source, &items, to, options, progress)?,
         Format::Torch => torch::write(&source, &items, to, options, progress)?,
     };
-    exported.warnings.splice(0..0, source.warnings().iter().cloned());
+    exported.warnings.splice(0..0, source.warnings().iter().cloned().chain(unused));
     Ok(exported)
 }
 
@@ -134,14 +136,17 @@ struct Item {
 struct Items(Vec<Item>);
 
 impl Items {
-    fn choose(source: &Source, options: &Options<'_>) -> Result<Self> {
+    /// And what to say of rules that fit no name.
+    fn choose(source: &Source, options: &Options<'_>) -> Result<(Self, Vec<String>)> {
         let mut items = Vec::new();
+        let mut idle: Vec<&Rename> = options.renames.iter().collect();
         for (tensor, info) in source.tensors.iter().enumerate() {
             if !is_selected(options, &info.name) {
                 continue;
             }
+            idle.retain(|rule| rule.apply(&info.name).is_none());
             let name = rename::rename(&options.renames, &info.name);
-            if name.is_empty() {
+            if name.is_empty() && !info.name.is_empty() {
                 let what = format!("a rule gives {:?} an empty name", info.name);
                 return Err(Error::new(Code::Usage, what));
             }
@@ -168,7 +173,8 @@ impl Items {
             let what = format!("{old_a:?} and {old_b:?} would both be called {:?}", a.name);
             return Err(Error::new(Code::Usage, what).hint("change the rules for names"));
         }
-        Ok(Self(items).with_aliases(source))
+        let idle = idle.iter().map(|rule| format!("the rule `{rule}` fits no name"));
+        Ok((Self(items).with_aliases(source), idle.collect()))
     }
 
     fn with_aliases(mut self, source: &Source) -> Self {

@@ -10,6 +10,7 @@
 //! layers.*.attn.*=h.*.attention.*   layers.7.attn.q       -> h.7.attention.q
 //! ```
 
+use std::fmt;
 use std::str::FromStr;
 
 /// The most stars of a rule.
@@ -42,6 +43,12 @@ impl FromStr for Rename {
             true => Err("NEW has more stars than OLD".to_owned()),
             false => Ok(Self { is_prefix, ..rule }),
         }
+    }
+}
+
+impl fmt::Display for Rename {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.old.join("*"), self.new.join("*"))
     }
 }
 

@@ -35,7 +35,8 @@ pub trait Store: Send + Sync {
     /// folders below too. More than `limit` is `unsupported`.
     fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>>;
 
-    /// The names directly below a prefix, without what is inside of folders: (name, whether it is a folder).
+    /// The names directly below a prefix, without what is inside of folders: (name, whether it is a folder). Links to
+    /// folders are not among them.
     fn names(&self, prefix: &str, limit: usize) -> Result<Vec<(String, bool)>>;
 
     /// Removes an object; false where there was none. Where a folder becomes empty it may go too.

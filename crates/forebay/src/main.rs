@@ -20,7 +20,7 @@
 //! | [`units`] | sizes, rates and times as people read and write them |
 //!
 //! Here: from arguments to an exit code. What goes wrong anywhere comes up as a [`forebay_error::Error`] and is printed
-//! in one place, below; the exit code follows from its category. Results go to stdout, all else to stderr. With
+//! in one place, below; the exit code follows from its code. Results go to stdout, all else to stderr. With
 //! `--json`, stdout holds one whole JSON document or, after an error, nothing.
 
 mod args;
@@ -43,7 +43,7 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::Parser;
-use forebay_error::{Category, Result};
+use forebay_error::{Code, Result};
 
 use args::{Bench, Cli, Command};
 use ckpt::Outcome;
@@ -80,11 +80,17 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             console.error(&error);
-            match error.code().category() {
-                Category::Usage => ExitCode::from(EXIT_USAGE),
-                _ => ExitCode::from(EXIT_FAULT),
-            }
+            ExitCode::from(exit_code(error.code()))
         }
+    }
+}
+
+/// What a person must type differently is wrong usage. That two files have other shapes than each other, or that data
+/// need what is not supported, is no more so than damage: codes that are of the call in a library are of the data here.
+fn exit_code(code: Code) -> u8 {
+    match code {
+        Code::Usage | Code::NoSuchTensor | Code::BadSlice => EXIT_USAGE,
+        _ => EXIT_FAULT,
     }
 }
 
@@ -98,4 +104,16 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome> {
         Command::Ckpt(command) => return ckpt::run(command, console),
     }
     Ok(Outcome::Good)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_must_be_typed_differently_is_wrong_usage() {
+        let wrong: Vec<Code> =
+            Code::ALL.iter().copied().filter(|code| exit_code(*code) == EXIT_USAGE).collect();
+        assert_eq!(wrong, [Code::Usage, Code::NoSuchTensor, Code::BadSlice]);
+    }
 }

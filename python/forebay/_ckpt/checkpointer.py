@@ -292,7 +292,7 @@ class Checkpointer:
         return _native.latest(self._settings.directory)
 
     def steps(self) -> list[dict[str, Any]]:
-        """All steps: number, state ("committed", "pending", "dead"), age in seconds, bytes, ranks."""
+        """All steps: number, state ("committed", "pending", "removed", "lost", "dead"), age in seconds, bytes, ranks."""
         self._check_process()
         directory = self._settings.directory
         return _native.steps(directory) if directory.is_dir() else []

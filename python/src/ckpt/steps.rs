@@ -31,6 +31,8 @@ pub(crate) fn steps(py: Python<'_>, folder: PathBuf) -> Result<Bound<'_, PyList>
         let name = match state.state() {
             State::Committed => "committed",
             State::Pending => "pending",
+            State::Removed => "removed",
+            State::Lost => "lost",
             State::Dead => "dead",
         };
         dict.set_item("state", name)?;

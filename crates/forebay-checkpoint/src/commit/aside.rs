@@ -7,12 +7,16 @@
 //! 3. It moves `.metadata` aside, into the records of its attempt, and looks at what it has moved. If that is somebody
 //!    else's commit after all, it puts it back; a remover that is killed in between leaves that to the next collection.
 //!
+//! A full file system (no inode is left) has no room for the record, and there a prune must work above all: it goes on
+//! without, and waits the grace time out itself. What the record is for can hardly happen then, since a writer needs
+//! room for files of its own; one that had them all before may lose its step as told in [`super`].
+//!
 //! The wait matters on stores whose move is two steps: with link and unlink, a replacement between them would be
 //! unlinked.
 
 use std::time::Duration;
 
-use forebay_error::{Code, Result};
+use forebay_error::{Code, Error, Result};
 use forebay_store::{Expect, Published};
 
 use super::id::AttemptId;
@@ -29,15 +33,28 @@ const REMOVING: &str = "removing";
 const REMOVER_WAIT: Duration = Duration::from_secs(30);
 const LOOKS: u32 = 60;
 
-/// Says that a commit is going to be removed; whether it is still there. The grace time counts from here, by the
-/// store's clock.
-pub(crate) fn announce(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<bool> {
+/// What came of an announcement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Announced {
+    /// It is written. The grace time counts from here, by the store's clock.
+    Written,
+    /// There is no room for it: nothing tells others when the grace time began.
+    NoRoom,
+    /// The commit is not there any more.
+    Gone,
+}
+
+/// Says that a commit is going to be removed.
+pub(crate) fn announce(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<Announced> {
     rescue(root, layout, attempt)?;
     if root.committed(layout)? != Some(Some(attempt)) {
-        return Ok(false);
+        return Ok(Announced::Gone);
     }
-    root.store.put(&layout.record(attempt, REMOVING), &[])?;
-    Ok(true)
+    match root.store.put(&layout.record(attempt, REMOVING), &[]) {
+        Ok(_) => Ok(Announced::Written),
+        Err(error) if error.code() == Code::NoSpace => Ok(Announced::NoRoom),
+        Err(error) => Err(error),
+    }
 }
 
 /// Takes a commit's `.metadata` away after it was [announced](announce); whether it was there and is gone.
@@ -56,12 +73,25 @@ pub(crate) fn unpublish(root: &Root, layout: &Layout, attempt: AttemptId) -> Res
         Err(error) if error.code() == Code::NotDurable => return Err(error),
         Err(error) => {
             if root.committed(layout)? == Some(Some(attempt)) {
-                return Err(error);
+                remove_in_place(root, layout, attempt, error)?;
             }
         }
     }
     rescue(root, layout, attempt)?;
     Ok(root.committed(layout)? != Some(Some(attempt)))
+}
+
+/// Some file systems (tmpfs) need an inode for a second name as well. Without one there is no moving aside, nor can
+/// another writer publish: `.metadata` is removed where it is, and what that frees has room for the announcement.
+fn remove_in_place(root: &Root, layout: &Layout, attempt: AttemptId, error: Error) -> Result<()> {
+    if error.code() != Code::NoSpace {
+        return Err(error);
+    }
+    root.store.remove(&layout.metadata())?;
+    if let Err(error) = root.store.put(&layout.record(attempt, REMOVING), &[]) {
+        tracing::debug!(%error, "removed without an announcement");
+    }
+    Ok(())
 }
 
 /// Waits while a remover is about to take `attempt`'s commit away.

@@ -210,8 +210,8 @@ impl Census {
     }
 
     fn status(&self, root: &Root, attempt: AttemptId, alive: bool) -> AttemptStatus {
-        if self.has_record(attempt, "removing") {
-            return AttemptStatus::Replaced;
+        if self.is_being_removed(attempt) {
+            return AttemptStatus::Removed;
         }
         let outcome = self.layout.record(attempt, "outcome");
         match root.decision(&self.layout, attempt) {
@@ -219,20 +219,54 @@ impl Census {
                 AttemptStatus::Failed(failure.to_error().to_string())
             }
             Ok(Some(Decision::Commit(_))) => match root.read::<Outcome>(&outcome) {
-                Ok(Some(Outcome::Committed { .. })) => AttemptStatus::Replaced,
+                Ok(Some(Outcome::Committed { .. })) => self.gone(root, attempt),
                 Ok(Some(Outcome::Failed(failure))) => {
                     AttemptStatus::Failed(failure.to_error().to_string())
                 }
                 _ if alive => AttemptStatus::Pending,
                 // A single rank leaves no outcome; its source is gone once it was published.
                 _ if self.records(attempt).all(|name| rank_of(name, "metadata").is_none()) => {
-                    AttemptStatus::Replaced
+                    match self.is_cleaned_up(attempt) {
+                        true => self.gone(root, attempt),
+                        false => AttemptStatus::Replaced,
+                    }
                 }
                 _ => AttemptStatus::Dead,
             },
             _ if alive => AttemptStatus::Pending,
             _ => AttemptStatus::Dead,
         }
+    }
+
+    /// What became of a commit that is not there: replaced, or lost. That is told of one alone whose data are there and
+    /// which no other attempt has replaced or could have.
+    fn gone(&self, root: &Root, attempt: AttemptId) -> AttemptStatus {
+        let is_file = |object: &Listed| matches!(self.layout.place(&object.key), Place::File(_));
+        let has_files = self.attempts.get(&attempt).into_iter().flatten().any(is_file);
+        let replaces = |other: &AttemptId| {
+            *other != attempt
+                && !matches!(
+                    root.decision(&self.layout, *other),
+                    Ok(None | Some(Decision::Abort(_)))
+                )
+        };
+        let removed = |other: &AttemptId| self.is_being_removed(*other);
+        let mut all = self.attempts.keys();
+        let explained = all.any(|other| replaces(other) || removed(other));
+        match self.metadata.is_none() && has_files && !explained {
+            true => AttemptStatus::Lost,
+            false => AttemptStatus::Replaced,
+        }
+    }
+
+    /// Whether a prune has announced that it takes the commit away, or has taken it where there was no room to say so.
+    pub(crate) fn is_being_removed(&self, attempt: AttemptId) -> bool {
+        self.has_record(attempt, "removing") || self.has_aside(attempt)
+    }
+
+    /// Whether all that is left of an attempt's records is what its commit needs: it ended, and well.
+    fn is_cleaned_up(&self, attempt: AttemptId) -> bool {
+        self.records(attempt).all(|name| ["decision", "outcome"].contains(&name))
     }
 
     fn world(&self, root: &Root, attempt: AttemptId) -> Option<u32> {

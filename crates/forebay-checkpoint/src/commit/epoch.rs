@@ -20,11 +20,14 @@ const CLAIM_TRIES: u32 = 64;
 /// Returns the epoch, which the caller hands to the other ranks. Errors: I/O; `timeout` if others are always quicker;
 /// `invalid_metadata` where the commit of `parent` is damaged, because its epoch is not known then.
 pub fn claim(root: &Root, run: RunId, parent: Option<u64>, who: &str) -> Result<u64> {
-    let parent = parent.map(|step| Ok::<_, Error>((step, epoch_of(root, step)?))).transpose()?;
+    let of_parent = parent.map(|step| place_of(root, step)).transpose()?;
+    let (epoch_of_parent, parent_save) = of_parent.unwrap_or_default();
+    let parent = parent.map(|step| (step, epoch_of_parent));
     for _ in 0..CLAIM_TRIES {
         let epoch = after_newest(root)?;
         let who = who.to_owned();
-        let claim = EpochClaim { epoch, run: run.0, parent, who, nonce: super::random() };
+        let claim =
+            EpochClaim { epoch, run: run.0, parent, parent_save, who, nonce: super::random() };
         if root.create_once(&key(epoch), &encode(&claim, &[])?)? {
             super::withdraw::fence_off(root, epoch)?;
             return Ok(epoch);
@@ -93,11 +96,12 @@ pub(crate) fn check(root: &Root, epoch: u64) -> Result<()> {
     Err(error.hint(format!("stop this job: another one writes here ({who})")))
 }
 
-fn epoch_of(root: &Root, step: u64) -> Result<u64> {
+/// The epoch of a step's commit, and which save of its run it was.
+fn place_of(root: &Root, step: u64) -> Result<(u64, Option<u32>)> {
     let commit = super::steps::step_state(root, step)?.and_then(|state| state.commit);
-    let Some(commit) = commit else { return Ok(0) };
+    let Some(commit) = commit else { return Ok((0, None)) };
     match commit.damage {
-        None => Ok(commit.epoch),
+        None => Ok((commit.epoch, commit.attempt.map(|attempt| attempt.save))),
         Some(damage) => {
             let what = format!("the commit of step {step} is damaged: its epoch is not known");
             let error = Error::new(Code::InvalidMetadata, what).at(root.place(&step_folder(step)));

@@ -165,7 +165,7 @@ fn mark(
     let mut doomed = Vec::new();
     for attempt in census.attempts.keys().copied().filter(|attempt| Some(*attempt) != current) {
         match spared(&census, commit.as_ref(), attempt, options) {
-            Some(why) => report.keep(layout, attempt, why),
+            Some(why) => report.keep(layout, attempt, &why),
             None => doomed.push(attempt),
         }
     }
@@ -197,14 +197,19 @@ fn spared(
     commit: Option<&CommitInfo>,
     attempt: AttemptId,
     options: &GcOptions,
-) -> Option<&'static str> {
-    if census.age(attempt) < options.grace {
-        return Some("something of it is younger than the grace time");
+) -> Option<String> {
+    let left = |age: Duration| {
+        let left = options.grace.checked_sub(age).filter(|left| !left.is_zero())?;
+        Some(left.as_secs_f64().ceil())
+    };
+    if let Some(left) = left(census.age(attempt)) {
+        return Some(match census.is_being_removed(attempt) {
+            true => format!("it is removed, and its files go in {left} s, after the grace time"),
+            false => format!("something of it is younger than the grace time, for {left} s more"),
+        });
     }
-    if commit.is_some_and(|commit| commit.age < options.grace) {
-        return Some("it may have been replaced within the grace time");
-    }
-    None
+    let left = left(commit?.age)?;
+    Some(format!("it may have been replaced within the grace time, which takes {left} s more"))
 }
 
 /// Records of the commit's own attempt that nobody needs any more: a rank that was killed after the commit left them.
@@ -293,8 +298,9 @@ fn needed(root: &Root, layout: &Layout, commit: Option<&CommitInfo>) -> Result<H
 fn turn(record: Option<&str>) -> u8 {
     match record {
         None => 0,
-        Some("removing") => 3,
-        Some("decision") => 4,
+        Some("decision") => 3,
+        // Without it what is left would look like a commit that was lost.
+        Some("removing") => 4,
         Some(name) if name == "outcome" || name.starts_with(UNPUBLISHED) => 2,
         Some(_) => 1,
     }

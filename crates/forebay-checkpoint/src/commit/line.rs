@@ -2,16 +2,22 @@
 //!
 //! A job that restarts from step 900 after an older life of it got to 1,000 goes on from 900; the step 1,000 that is
 //! still there is of another line. The line of the newest epoch is: its own commits, then those of its parent's epoch
-//! up to the parent step, and so on. An epoch without commits and without a parent (a fresh start that came to
-//! nothing) is skipped, so that it hides nothing.
+//! up to the parent, and so on. An epoch without commits and without a parent (a fresh start that came to nothing) is
+//! skipped, so that it hides nothing.
+//!
+//! A line is in the order of its commits, not of their numbers: a job may go on with lower ones (a new phase that counts
+//! from 0), and what it has just saved must be neither passed over nor pruned. The order is that of epochs, and within
+//! one that of the run's saves ([`AttemptId::save`](super::AttemptId)). Only where that is not known, because the
+//! commits are not all of one run, do numbers count.
 //!
 //! Damage is never stepped over in silence: a commit that cannot be read keeps its place on the line as far as that is
-//! known, and a damaged claim ends the walk, because below it nobody knows.
+//! known (one of no known epoch: by its number), and a damaged claim ends the walk, because below it nobody knows.
 
 use forebay_error::{Code, Error, Result};
 
 use super::census::is_damage;
 use super::epoch;
+use super::id::AttemptId;
 use super::names::step_folder;
 use super::record::EpochClaim;
 use super::root::Root;
@@ -23,54 +29,104 @@ const LISTED_MAX: usize = 12;
 /// The newest epoch's line.
 #[derive(Debug, Default)]
 pub(crate) struct Line {
-    /// Its commits that can be read, in order.
+    /// Its commits that can be read, in the order in which they were made.
     pub(crate) steps: Vec<u64>,
-    /// Commits that are on it, or may be, and cannot be read; in order.
-    pub(crate) damaged: Vec<u64>,
+    /// The newest commit that is on it, or may be, where that one cannot be read.
+    pub(crate) newest_is_damaged: Option<u64>,
     /// Why it is not known how it goes on below the steps: the claim of an epoch is damaged.
     pub(crate) cut: Option<Error>,
 }
 
-/// The steps of the newest epoch's line, in order, and why there may be more below. `commits` are (step, epoch);
-/// `claim` gives the claims, asked newest first; epoch 0 stands for writers that claimed none.
+/// What is known of a commit's place on a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    step: u64,
+    /// 0 stands for writers that claimed none.
+    epoch: u64,
+    /// Whose it is, where that can be read.
+    attempt: Option<AttemptId>,
+}
+
+/// Up to where the commits of an epoch are on a line.
+#[derive(Clone, Copy, Debug)]
+enum Bound {
+    /// All of them.
+    All,
+    /// Up to this save of the run.
+    Save(u32),
+    /// Up to this number.
+    Step(u64),
+}
+
+/// The commits of one epoch in their order, and whether that is the order of saves.
+fn in_order(commits: &[Place], epoch: u64) -> (Vec<Place>, bool) {
+    let of_epoch = commits.iter().copied().filter(|commit| commit.epoch == epoch);
+    let mut found: Vec<Place> = of_epoch.collect();
+    let run = |commit: &Place| commit.attempt.map(|attempt| attempt.run);
+    let first = found.first().and_then(run);
+    let by_saves = epoch != 0 && first.is_some() && found.iter().all(|commit| run(commit) == first);
+    let save = |commit: &Place| commit.attempt.filter(|_| by_saves).map(|attempt| attempt.save);
+    found.sort_unstable_by_key(|commit| (save(commit), commit.step));
+    (found, by_saves)
+}
+
+/// The bound that a claim sets: its parent, as the claim recorded it, else as it is there now, else by its number.
+fn bound_of(commits: &[Place], claim: &EpochClaim, (step, epoch): (u64, u64)) -> Bound {
+    let (found, by_saves) = in_order(commits, epoch);
+    let there = found.iter().find(|commit| commit.step == step);
+    let save = claim.parent_save.or_else(|| there?.attempt.map(|attempt| attempt.save));
+    save.filter(|_| by_saves).map_or(Bound::Step(step), Bound::Save)
+}
+
+/// The commits of an epoch that are on the line, the newest first.
+fn of_epoch(commits: &[Place], epoch: u64, bound: Bound) -> Vec<u64> {
+    let is_on = |commit: &Place| match (bound, commit.attempt) {
+        (Bound::All, _) | (Bound::Save(_), None) => true,
+        (Bound::Save(last), Some(attempt)) => attempt.save <= last,
+        (Bound::Step(last), _) => commit.step <= last,
+    };
+    let found = in_order(commits, epoch).0.into_iter().rev();
+    found.filter(is_on).map(|commit| commit.step).collect()
+}
+
+/// The steps of the newest epoch's line, in the order of commits, and why there may be more below. `claim` gives the
+/// claims, asked newest first.
 fn walk(
-    commits: &[(u64, u64)],
+    commits: &[Place],
     epochs: &[u64],
     mut claim: impl FnMut(u64) -> Result<Option<EpochClaim>>,
 ) -> Result<(Vec<u64>, Option<Error>)> {
     let (mut on_line, mut cut) = (Vec::new(), None);
-    let mut bound = u64::MAX;
-    let newest_of_commits = commits.iter().map(|(_, epoch)| *epoch).max();
-    let mut next = epochs.iter().copied().max().max(newest_of_commits);
+    let mut bound = Bound::All;
+    let known = || epochs.iter().copied().chain(commits.iter().map(|commit| commit.epoch));
+    let mut next = known().max();
     while let Some(epoch) = next {
-        let of_epoch = commits.iter().filter(|(step, by)| *by == epoch && *step <= bound);
-        on_line.extend(of_epoch.map(|(step, _)| *step));
-        let below = |at: u64| {
-            let known = epochs.iter().copied().chain(commits.iter().map(|(_, epoch)| *epoch));
-            known.filter(|known| *known < at).max()
-        };
+        on_line.extend(of_epoch(commits, epoch, bound));
+        let below = || known().filter(|known| *known < epoch).max();
         let claimed = if epoch == 0 { Ok(None) } else { claim(epoch) };
-        let parent = match claimed {
-            Ok(claimed) => claimed.and_then(|claim| claim.parent),
+        let claimed = match claimed {
+            Ok(claimed) => claimed,
             Err(error) if is_damage(&error) => {
                 cut = Some(error);
                 break;
             }
             Err(error) => return Err(error),
         };
-        next = match parent {
+        next = match claimed.as_ref().and_then(|claim| Some((claim, claim.parent?))) {
             // Only downwards: a claim that says otherwise is damaged.
-            Some((step, by)) if by < epoch => {
-                bound = bound.min(step);
-                Some(by)
+            Some((claim, parent)) if parent.1 < epoch => {
+                bound = bound_of(commits, claim, parent);
+                Some(parent.1)
             }
-            Some(_) => below(epoch),
-            None if on_line.is_empty() => below(epoch),
+            Some((_, (step, _))) => {
+                bound = Bound::Step(step);
+                below()
+            }
+            None if on_line.is_empty() => below(),
             None => None,
         };
     }
-    on_line.sort_unstable();
-    on_line.dedup();
+    on_line.reverse();
     Ok((on_line, cut))
 }
 
@@ -78,16 +134,26 @@ fn walk(
 pub(crate) fn of_listing(root: &Root, states: &[StepState]) -> Result<Line> {
     let commits = || states.iter().filter_map(|state| Some((state.step, state.commit.as_ref()?)));
     let known = commits().filter(|(_, commit)| !commit.epoch_lost);
-    let known: Vec<(u64, u64)> = known.map(|(step, commit)| (step, commit.epoch)).collect();
-    let (on_line, cut) = walk(&known, &epoch::all(root)?, |epoch| epoch::read(root, epoch))?;
+    let known: Vec<Place> = known
+        .map(|(step, commit)| Place { step, epoch: commit.epoch, attempt: commit.attempt })
+        .collect();
+    let (mut order, cut) = walk(&known, &epoch::all(root)?, |epoch| epoch::read(root, epoch))?;
+    let lost = commits().filter(|(_, commit)| commit.epoch_lost).map(|(step, _)| step);
+    for step in lost {
+        let at = order.iter().rposition(|on_line| *on_line < step).map_or(0, |at| at + 1);
+        order.insert(at, step);
+    }
     let is_damaged =
         |step: u64| commits().any(|(of, commit)| of == step && commit.damage.is_some());
-    let lost = commits().filter(|(_, commit)| commit.epoch_lost).map(|(step, _)| step);
-    let (mut damaged, steps): (Vec<u64>, Vec<u64>) =
-        on_line.into_iter().partition(|step| is_damaged(*step));
-    damaged.extend(lost);
-    damaged.sort_unstable();
-    Ok(Line { steps, damaged, cut })
+    Ok(Line::new(order, is_damaged, cut))
+}
+
+impl Line {
+    fn new(order: Vec<u64>, is_damaged: impl Fn(u64) -> bool, cut: Option<Error>) -> Self {
+        let newest_is_damaged = order.last().copied().filter(|step| is_damaged(*step));
+        let steps = order.into_iter().filter(|step| !is_damaged(*step)).collect();
+        Self { steps, newest_is_damaged, cut }
+    }
 }
 
 /// The newest commit of the newest epoch's line; `None` where nothing is committed.
@@ -98,7 +164,7 @@ pub fn latest(root: &Root) -> Result<Option<StepState>> {
     let mut states = steps(root, std::time::Duration::ZERO)?;
     let line = of_listing(root, &states)?;
     let newest = line.steps.last().copied();
-    if let Some(step) = line.damaged.last().copied().filter(|step| Some(*step) > newest) {
+    if let Some(step) = line.newest_is_damaged {
         return Err(newest_is_damaged(root, &states, step, newest));
     }
     match (&line.cut, newest) {
@@ -106,10 +172,20 @@ pub fn latest(root: &Root) -> Result<Option<StepState>> {
         (Some(cut), Some(_)) => tracing::warn!(%cut, "the claim of an epoch is damaged"),
         (None, _) => {}
     }
+    warn_of_lost(&states, newest);
     Ok(newest.and_then(|step| {
         let at = states.iter().position(|state| state.step == step)?;
         Some(states.swap_remove(at))
     }))
+}
+
+/// A commit whose `.metadata` is gone may have been the latest: which epoch it is of is not looked up, because a person
+/// must decide anyway.
+fn warn_of_lost(states: &[StepState], newest: Option<u64>) {
+    let lost = states.iter().filter(|state| state.state() == State::Lost);
+    for step in lost.map(|state| state.step).filter(|step| Some(*step) > newest) {
+        tracing::warn!("step {step} was committed; its .metadata is missing");
+    }
 }
 
 fn newest_is_damaged(root: &Root, states: &[StepState], step: u64, sound: Option<u64>) -> Error {
@@ -149,14 +225,20 @@ fn committed(states: &[StepState]) -> String {
 
 /// A step that must be committed.
 ///
-/// Errors: `not_committed` where there are only leftovers, `not_found` where there is nothing; both list what is there.
+/// Errors: `invalid_metadata` where it was committed and its `.metadata` is gone; `not_committed` where there are only
+/// leftovers, `not_found` where there is nothing; both list what is there.
 pub fn require(root: &Root, step: u64) -> Result<StepState> {
     let states = steps(root, std::time::Duration::ZERO)?;
     let found = states.iter().find(|state| state.step == step);
     if let Some(state) = found.filter(|state| state.state() == State::Committed) {
         return Ok(state.clone());
     }
+    let lost = found.is_some_and(|state| state.state() == State::Lost);
     let (code, what) = match found {
+        Some(_) if lost => {
+            let what = format!("step {step} was committed; its .metadata is missing");
+            (Code::InvalidMetadata, what)
+        }
         Some(_) => (Code::NotCommitted, format!("step {step} was never committed")),
         None => (Code::NotFound, format!("there is no step {step}")),
     };
@@ -166,8 +248,24 @@ pub fn require(root: &Root, step: u64) -> Result<StepState> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commit::id::RunId;
+
+    /// A commit that was the `save`th of its epoch's run.
+    fn saved(step: u64, epoch: u64, save: u32) -> Place {
+        Place { step, epoch, attempt: Some(AttemptId { run: RunId(epoch as u32), save }) }
+    }
 
     fn of(commits: &[(u64, u64)], parents: &[(u64, Option<(u64, u64)>)]) -> Vec<u64> {
+        let unknown =
+            |(step, epoch): &(u64, u64)| Place { step: *step, epoch: *epoch, attempt: None };
+        of_saves(&commits.iter().map(unknown).collect::<Vec<_>>(), parents, None)
+    }
+
+    fn of_saves(
+        commits: &[Place],
+        parents: &[(u64, Option<(u64, u64)>)],
+        parent_save: Option<u32>,
+    ) -> Vec<u64> {
         let epochs: Vec<u64> = parents.iter().map(|(epoch, _)| *epoch).collect();
         let claim = |epoch| {
             let found = parents.iter().find(|(known, _)| *known == epoch);
@@ -175,6 +273,7 @@ mod tests {
                 epoch: *epoch,
                 run: 0,
                 parent: *parent,
+                parent_save,
                 who: String::new(),
                 nonce: 0,
             };
@@ -216,5 +315,53 @@ mod tests {
     fn damaged_claims_end_the_walk() {
         assert_eq!(of(&[(5, 1)], &[(1, Some((9, 1)))]), [5]);
         assert_eq!(of(&[(5, 1)], &[(1, Some((9, 7)))]), [5]);
+    }
+
+    #[test]
+    fn the_newest_commit_is_the_last_one_made_whatever_its_number() {
+        let older = [saved(8, 1, 0), saved(9, 1, 1), saved(10, 1, 2)];
+        // The same run goes on with lower numbers, or replaces a step.
+        let down = [saved(1, 1, 3), saved(2, 1, 4)];
+        assert_eq!(
+            of_saves(&[older, [down[0]; 3]].concat()[..4], &[(1, None)], None),
+            [8, 9, 10, 1]
+        );
+        assert_eq!(of_saves(&[saved(8, 1, 3), older[1], older[2]], &[(1, None)], None), [9, 10, 8]);
+        // So does one that has restored 10.
+        let both = [&older[..], &[saved(1, 2, 0), saved(2, 2, 1)]].concat();
+        let parents = [(1, None), (2, Some((10, 1)))];
+        assert_eq!(of_saves(&both, &parents, Some(2)), [8, 9, 10, 1, 2]);
+        // Of numbers that went down, the parent's epoch counts up to the parent's save: there, or as recorded.
+        let fell = [&older[..], &down[..]].concat();
+        let restored = [(1, None), (2, Some((1, 1)))];
+        for parent_save in [None, Some(3)] {
+            assert_eq!(of_saves(&fell, &restored, parent_save), [8, 9, 10, 1]);
+        }
+        let pruned = [older[1], older[2], down[1]];
+        assert_eq!(of_saves(&pruned, &restored, Some(3)), [9, 10]);
+        assert_eq!(
+            of_saves(&pruned, &restored, None),
+            Vec::<u64>::new(),
+            "only the number is known"
+        );
+    }
+
+    #[test]
+    fn commits_of_several_runs_in_one_epoch_are_in_the_order_of_numbers() {
+        let mut mixed = [saved(3, 1, 5), saved(4, 1, 1)];
+        mixed[1].attempt = Some(AttemptId { run: RunId(9), save: 1 });
+        assert_eq!(of_saves(&mixed, &[(1, None)], None), [3, 4]);
+        mixed[1].attempt = None;
+        assert_eq!(of_saves(&mixed, &[(1, None)], None), [3, 4]);
+        assert_eq!(of_saves(&[saved(5, 0, 1), saved(6, 0, 0)], &[], None), [5, 6]);
+    }
+
+    #[test]
+    fn damage_counts_where_it_is_the_last_commit() {
+        let newest = |order: &[u64], damaged: u64| {
+            Line::new(order.to_vec(), |step| step == damaged, None).newest_is_damaged
+        };
+        assert_eq!(newest(&[8, 9, 1], 9), None);
+        assert_eq!(newest(&[8, 9, 1], 1), Some(1));
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use forebay_error::{Code, Error, Result};
 
-use super::aside::{announce, unpublish};
+use super::aside::{Announced, announce, unpublish};
 use super::gc::{GcOptions, GcReport, gc, sweep};
 use super::id::AttemptId;
 use super::line;
@@ -21,7 +21,7 @@ use super::steps::{StepState, steps};
 /// Which commits stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// The last so many; at least one stays.
+    /// The last so many that were committed, whatever their numbers; at least one stays.
     pub keep_last: usize,
     /// And every step that this divides.
     pub keep_every: Option<u64>,
@@ -35,14 +35,14 @@ pub struct PruneOptions {
     /// As of a collection.
     pub gc: GcOptions,
     /// Waits out the grace time and removes the data in this call; else the data stay until a prune or collection
-    /// that comes after the grace time.
+    /// that comes after the grace time. On a file system without room to note when that began it waits in any case.
     pub wait: bool,
 }
 
 /// What was done.
 #[derive(Debug, Default)]
 pub struct PruneReport {
-    /// Steps that are not commits any more (or would not be), oldest first.
+    /// Steps that are not commits any more (or would not be), in the order of their commits.
     pub unpublished: Vec<u64>,
     /// Commits that are on no line that `latest` follows, or damaged: never pruned, for a person to look at.
     pub off_line: Vec<u64>,
@@ -53,7 +53,7 @@ pub struct PruneReport {
 }
 
 impl Retention {
-    /// Which of the commits `line`, in the order of steps, go.
+    /// Which of the commits `line`, in the order in which they were made, go.
     pub fn doomed(&self, line: &[u64]) -> Vec<u64> {
         let kept = line.len().saturating_sub(self.keep_last.max(1));
         let every = |step: u64| self.keep_every.is_some_and(|n| n > 0 && step.is_multiple_of(n));
@@ -71,6 +71,7 @@ pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Resu
     let off_line = committed.map(|state| state.step).filter(|step| !line.contains(step)).collect();
     let mut report = PruneReport { off_line, ..PruneReport::default() };
     let mut announced: Vec<(u64, Layout, AttemptId)> = Vec::new();
+    let mut no_room = false;
     for step in retention.doomed(&line) {
         let Some(attempt) = states.iter().find(|state| state.step == step).and_then(own) else {
             let what = "the step was not written by Forebay, or its commit cannot be read";
@@ -84,13 +85,16 @@ pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Resu
             continue;
         }
         match announce(root, &layout, attempt) {
-            Ok(true) => announced.push((step, layout, attempt)),
-            Ok(false) => {}
+            Ok(Announced::Gone) => {}
+            Ok(how) => {
+                no_room |= how == Announced::NoRoom;
+                announced.push((step, layout, attempt));
+            }
             Err(error) => report.failed.push((step, error)),
         }
     }
     let gone = take_away(root, announced, options, &mut report);
-    if options.wait && !gone.is_empty() {
+    if (options.wait || no_room) && !gone.is_empty() {
         root.clock.sleep(options.gc.grace.max(options.gc.settle));
         for (layout, attempt) in &gone {
             sweep(root, layout, &[*attempt], &options.gc, &mut report.gc)?;
@@ -147,6 +151,8 @@ mod tests {
         assert_eq!(keep(2, Some(20), &[]), [10, 25]);
         assert_eq!(keep(2, Some(0), &[25]), [10, 20]);
         assert_eq!(keep(9, None, &[]), Vec::<u64>::new());
+        let fell = Retention { keep_last: 2, ..Retention::default() }.doomed(&[9, 10, 1, 2]);
+        assert_eq!(fell, [9, 10], "numbers that went down");
         assert_eq!(Retention::default().doomed(&[]), Vec::<u64>::new());
     }
 }

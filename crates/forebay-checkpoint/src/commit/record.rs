@@ -165,6 +165,9 @@ pub(crate) struct EpochClaim {
     pub(crate) run: u32,
     /// Where it goes on: the step that it restored, and the epoch of that step (0: unknown).
     pub(crate) parent: Option<(u64, u64)>,
+    /// Which save of its run that step was, where it is Forebay's. Earlier writers did not record it.
+    #[serde(default)]
+    pub(crate) parent_save: Option<u32>,
     pub(crate) who: String,
     pub(crate) nonce: u64,
 }

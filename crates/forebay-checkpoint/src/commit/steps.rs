@@ -20,7 +20,11 @@ pub enum State {
     Committed,
     /// Somebody may be writing it: what is there is younger than the time that counts as alive.
     Pending,
-    /// Left over: never committed, or being removed.
+    /// It was removed; its files go when the grace time is over.
+    Removed,
+    /// It was committed, and nobody has removed it, but its `.metadata` is gone.
+    Lost,
+    /// Left over: never committed.
     Dead,
 }
 
@@ -56,8 +60,12 @@ pub enum AttemptStatus {
     Pending,
     /// Says that it failed, and why.
     Failed(String),
-    /// Was committed, and replaced or unpublished.
+    /// Was committed, and replaced.
     Replaced,
+    /// Was committed, and removed by a prune; its age counts from there.
+    Removed,
+    /// Was committed and neither replaced nor removed, and `.metadata` is not there.
+    Lost,
     /// Nothing was heard of it for longer than counts as alive.
     Dead,
 }
@@ -91,10 +99,12 @@ pub struct StepState {
 impl StepState {
     /// What it is.
     pub fn state(&self) -> State {
-        let pending = |attempt: &AttemptState| attempt.status == AttemptStatus::Pending;
+        let any = |status| self.attempts.iter().any(|attempt| attempt.status == status);
         match &self.commit {
             Some(_) => State::Committed,
-            None if self.attempts.iter().any(pending) => State::Pending,
+            None if any(AttemptStatus::Pending) => State::Pending,
+            None if any(AttemptStatus::Lost) => State::Lost,
+            None if any(AttemptStatus::Removed) => State::Removed,
             None => State::Dead,
         }
     }

@@ -275,6 +275,32 @@ fn retention_counts_commits_only_and_follows_the_line() {
 }
 
 #[test]
+fn steps_saved_under_lower_numbers_are_the_newest_and_stay() {
+    for (restored, steps, gone) in
+        [(Some(10), vec![1, 2, 3], vec![8, 9, 10, 1]), (Some(9), vec![10, 9], vec![8])]
+    {
+        let store = MemoryStore::new();
+        let sim = Sim::new(&store);
+        let root = root(Arc::new(store.clone()), &sim);
+        let run = |run: u32, parent: Option<u64>, steps: &[u64]| {
+            let epoch = claim(&root, RunId(run), parent, "a job").unwrap();
+            for (number, step) in steps.iter().enumerate() {
+                let mut spec = spec(*step, attempt(run, number as u32), 0, 1);
+                spec.epoch = epoch;
+                save(&root, None, spec).unwrap();
+                assert_eq!(latest(&root).unwrap().unwrap().step, *step, "what was just saved");
+            }
+        };
+        run(1, None, &[8, 9, 10]);
+        run(2, restored, &steps);
+        let report = prune(&root, &keep_last(2), &waiting()).unwrap();
+        assert_eq!((report.unpublished, report.off_line), (gone, vec![]));
+        assert_eq!(latest(&root).unwrap().unwrap().step, *steps.last().unwrap());
+        collect_all(&root, &store, &sim);
+    }
+}
+
+#[test]
 fn what_was_replaced_stays_for_the_grace_time_of_readers_without_a_lease() {
     let (store, sim, root) = with_steps(1);
     sim.advance(HOUR * 24);

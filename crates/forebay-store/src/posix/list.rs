@@ -58,6 +58,8 @@ impl PosixStore {
         let mut names = Vec::new();
         for entry in self.entries(prefix, limit, false)? {
             let is_folder = match entry.kind {
+                // A second name for a folder: whoever counts folders, or removes some, must not take it for another.
+                FileType::Directory if entry.is_link => continue,
                 FileType::Directory => true,
                 FileType::RegularFile => false,
                 _ => continue,

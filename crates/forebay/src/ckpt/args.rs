@@ -10,6 +10,11 @@ use crate::units::parse_size;
 const STEPS: &str = "\
 ROOT is the folder that holds the steps (`step-100`, `step-200`, ...).
 
+The latest step is the last commit of the job that claimed ROOT last, or of the steps that it
+went on from; so is what a restore of the latest takes. Steps without records (copied without
+`.forebay`, or written by other programs) are of no job: they count, by their numbers, where no
+job has committed. A link to a folder is no step.
+
 Exit codes: 0 done; 1 the data or the system is at fault; 2 wrong usage.";
 
 const ONE_STEP: &str = "\
@@ -24,8 +29,8 @@ the latest step is meant, or the one that --step names, or with --all every one 
 committed.
 
 Exit codes: 0 sound, maybe with `warning:` lines for leftovers; 1 damaged: one `error[code]:`
-line for each fault, up to 1000; 2 wrong usage. With --json stdout holds the same as JSON, in
-both cases.";
+line for each damaged file, and how many faults more it has; 2 wrong usage. With --json stdout
+lists every fault, up to 1000.";
 
 const EXPORT: &str = "\
 PATH is the folder of one step, a root of steps (the latest is taken, or --step), or any model.
@@ -51,7 +56,10 @@ Exit codes: 0 equal; 1 different, or the data or the system is at fault; 2 wrong
 
 const REMOVE: &str = "\
 ROOT is the folder that holds the steps. Only what Forebay wrote is removed, never the newest
-commit, and nothing that a restore is reading.
+commit, and nothing that a restore is reading. Links to folders are no steps, and nothing is
+removed through them. Data of a pruned step go when the grace time is over: with --wait in the
+same call, else by a later prune or gc. It is for readers that take no leases, other programs
+among them, so it is 900 s here; `Checkpointer`, which prunes between saves, takes 60 s.
 
 Exit codes: 0 done; 1 something could not be removed, or the system is at fault; 2 wrong usage.";
 
@@ -201,9 +209,10 @@ pub(crate) struct PruneArgs {
     /// The folder that holds the steps
     #[arg(value_name = "ROOT")]
     pub(crate) root: PathBuf,
-    /// Keep the last so many commits
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub(crate) keep_last: u32,
+    /// Keep the last so many commits, in the order they were made [default: 1, with --keep-every]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..),
+          required_unless_present = "keep_every")]
+    pub(crate) keep_last: Option<u32>,
     /// And every step that this divides
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) keep_every: Option<u64>,

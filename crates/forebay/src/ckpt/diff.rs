@@ -6,7 +6,7 @@
 //! text, where it is plain and short, or null).
 
 use forebay_checkpoint::diff::{Change, Diff, diff};
-use forebay_error::Result;
+use forebay_error::{Code, Error, Result};
 use serde::Serialize;
 
 use super::Outcome;
@@ -60,7 +60,12 @@ pub(super) fn run(args: &DiffArgs, console: &Console) -> Result<Outcome> {
         console.warning(warning);
     }
     let equal = found.is_equal();
-    match console.is_json() {
+    let nothing = equal && found.equal_tensors == 0 && found.equal_objects == 0;
+    if nothing && !args.select.is_empty() {
+        let hint = "`forebay ckpt show` and `forebay inspect` list the names";
+        return Err(Error::new(Code::Usage, "no tensor is selected").hint(hint));
+    }
+    let written = match console.is_json() {
         true => console.json(&Report {
             a: a.folder.display().to_string(),
             b: b.folder.display().to_string(),
@@ -70,10 +75,10 @@ pub(super) fn run(args: &DiffArgs, console: &Console) -> Result<Outcome> {
             compared_bytes: found.bytes,
             seconds,
             changes: found.changes.iter().map(|(name, change)| row(name, change)).collect(),
-        })?,
-        false => console.print(|out| print(out, &found))?,
-    }
-    Ok(Outcome::good_if(equal))
+        }),
+        false => console.print(|out| print(out, &found)),
+    };
+    Outcome::good_if(equal).told(written, console)
 }
 
 fn row(name: &str, change: &Change) -> Row {

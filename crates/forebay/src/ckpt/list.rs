@@ -1,14 +1,17 @@
 //! `forebay ckpt list`: the steps of a root, whatever became of them; `forebay ckpt latest`: the one to restore.
 //!
 //! JSON of `list`: `{"root", "latest", "steps": [{"step", "state", "age_s", "bytes", "commit", "attempts"}]}`, steps
-//! in order. `latest` is a number, or null (also where damage leaves it open). `state` is `committed`, `pending` or
-//! `dead`. `commit`, or null: `{"attempt", "epoch", "parent", "ranks", "manifest", "bytes", "age_s", "damage"}`;
+//! in order. `latest` is a number, or null (also where damage leaves it open). `state` is `committed`, `pending`,
+//! `removed` (its files go when the grace time is over), `lost` (it was committed, and its `.metadata` is gone) or
+//! `dead`; of attempts also `replaced`. `commit`, or null: `{"attempt", "epoch", "parent", "ranks", "manifest", "bytes", "age_s", "damage"}`;
 //! `attempt` is null where another program wrote it. `attempts` are tries that are not the commit: `{"attempt", "state",
 //! "why", "ranks", "began", "contributed", "bytes", "age_s"}`. Of `latest`: `{"step", "path", "bytes", "age_s"}`.
 
+use std::time::Duration;
+
 use forebay_checkpoint::commit::{
-    AttemptState, AttemptStatus, CommitInfo, Policy, Root, State, StepState, latest as newest,
-    step_folder, steps,
+    AttemptState, AttemptStatus, CommitInfo, GcOptions, Policy, Root, State, StepState,
+    latest as newest, step_folder, steps,
 };
 use forebay_error::{Code, Result};
 use serde::Serialize;
@@ -77,10 +80,16 @@ pub(super) fn states(root: &Root) -> Result<Vec<StepState>> {
 pub(super) fn list(args: &RootArgs, console: &Console) -> Result<Outcome> {
     let root = place::root(&args.root)?;
     let states = states(&root)?;
+    for name in place::links(&args.root) {
+        let what = "is a link to a folder, so it is no step: name its path to restore it";
+        console.warning(&format!("{name} {what}"));
+    }
     // The list is for looking at damage: that it leaves the latest open is no reason to show nothing.
     let latest = match newest(&root) {
         Err(error) if error.code() == Code::InvalidMetadata => {
-            console.warning(&error.render());
+            for line in error.render().lines() {
+                console.warning(line);
+            }
             None
         }
         latest => latest?.map(|state| state.step),
@@ -136,6 +145,8 @@ pub(super) fn state_name(state: State) -> &'static str {
     match state {
         State::Committed => "committed",
         State::Pending => "pending",
+        State::Removed => "removed",
+        State::Lost => "lost",
         State::Dead => "dead",
     }
 }
@@ -145,8 +156,22 @@ fn status(attempt: &AttemptState) -> (&'static str, Option<String>) {
     match &attempt.status {
         AttemptStatus::Pending => ("pending", None),
         AttemptStatus::Failed(why) => ("dead", Some(format!("failed: {why}"))),
-        AttemptStatus::Replaced => ("dead", Some("replaced or pruned".to_owned())),
+        AttemptStatus::Replaced => ("replaced", Some("by a later save of the step".to_owned())),
+        AttemptStatus::Removed => ("removed", Some(until_gone(attempt.age))),
+        AttemptStatus::Lost => {
+            ("lost", Some("it was committed; its .metadata is missing".to_owned()))
+        }
         AttemptStatus::Dead => ("dead", None),
+    }
+}
+
+/// When the files of a removed step may go, where nobody asks for another grace time.
+fn until_gone(age: Duration) -> String {
+    match GcOptions::default().grace.checked_sub(age) {
+        Some(left) if left.as_secs() > 0 => {
+            format!("{} s until a prune or gc may take its files", left.as_secs())
+        }
+        _ => "the next prune or gc takes its files".to_owned(),
     }
 }
 
@@ -202,6 +227,9 @@ fn rows(state: &StepState, is_latest: bool) -> Vec<[String; 7]> {
         }
         if commit.attempt.is_none() && commit.damage.is_none() {
             notes.push("not by Forebay");
+        }
+        if commit.attempt.is_some() && commit.manifest.is_none() && commit.damage.is_none() {
+            notes.push("without records: of no job");
         }
         if commit.damage.is_some() {
             notes.push("damaged");

@@ -50,6 +50,14 @@ impl Outcome {
     fn good_if(good: bool) -> Self {
         if good { Self::Good } else { Self::Bad }
     }
+
+    /// After it was written to stdout: that nobody reads there any more (`| head`) makes nothing bad good.
+    fn told(self, written: Result<()>, console: &Console) -> Result<Self> {
+        match written {
+            Err(_) if self == Self::Bad && console.stdout_closed() => Ok(self),
+            written => written.map(|()| self),
+        }
+    }
 }
 
 /// Runs one of them.

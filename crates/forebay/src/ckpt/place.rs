@@ -46,6 +46,16 @@ fn open(path: &Path) -> Result<Root> {
     })
 }
 
+/// Links that are called like steps: they are not listed, so somebody must say so.
+pub(super) fn links(path: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let links = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_symlink()));
+    let names = links.filter_map(|link| link.file_name().into_string().ok());
+    let mut names: Vec<String> = names.filter(|name| step_of_folder(name).is_some()).collect();
+    names.sort_unstable();
+    names
+}
+
 /// Finds the step that a path means: of a root the one with that number, or the latest.
 pub(super) fn step(path: &Path, number: Option<u64>) -> Result<Step> {
     let path = match path.file_name().is_some_and(|name| name == METADATA) {
@@ -69,8 +79,21 @@ pub(super) fn step(path: &Path, number: Option<u64>) -> Result<Step> {
         return Err(error.at(shown(path)).hint("leave it out: the path is one checkpoint"));
     }
     let step = path.file_name().and_then(|name| step_of_folder(name.to_str()?));
+    if let Some(step) = step.filter(|_| path.is_dir() && !path.join(METADATA).exists()) {
+        say_if_lost(path, step)?;
+    }
     let lease = lease_on(path);
     Ok(Step { folder: path.to_owned(), step, lease })
+}
+
+/// Fails where the records of a step's folder say that it was committed, and its `.metadata` is gone. Other reasons are
+/// told by whoever opens it.
+fn say_if_lost(path: &Path, step: u64) -> Result<()> {
+    let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+    match open(above.unwrap_or(Path::new("."))).and_then(|root| require(&root, step)) {
+        Err(error) if error.code() == Code::InvalidMetadata => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// A step of a root.

@@ -55,7 +55,7 @@ struct Failed {
 pub(super) fn prune(args: &PruneArgs, console: &Console) -> Result<Outcome> {
     let root = place::root(&args.root)?;
     let retention = Retention {
-        keep_last: args.keep_last as usize,
+        keep_last: args.keep_last.unwrap_or(1) as usize,
         keep_every: args.keep_every,
         pins: args.pin.iter().copied().collect(),
     };
@@ -113,11 +113,11 @@ fn tell(
             })
             .collect(),
     };
-    match console.is_json() {
-        true => console.json(&report)?,
-        false => console.print(|out| print(out, &report))?,
-    }
-    Ok(Outcome::good_if(report.failed.is_empty()))
+    let written = match console.is_json() {
+        true => console.json(&report),
+        false => console.print(|out| print(out, &report)),
+    };
+    Outcome::good_if(report.failed.is_empty()).told(written, console)
 }
 
 fn print(out: &mut dyn std::io::Write, report: &Report) -> std::io::Result<()> {

@@ -212,6 +212,9 @@ fn print(out: &mut dyn std::io::Write, report: &Report) -> std::io::Result<()> {
     for (dtype, sum) in &tensors.dtypes {
         writeln!(out, "  {dtype}: {}, {}", count(sum.count, "tensor"), decimal(sum.bytes))?;
     }
+    if tensors.count > tensors.largest.len() {
+        writeln!(out, "the largest of them (`forebay inspect` lists all):")?;
+    }
     for row in &tensors.largest {
         let (name, dtype, bytes) = (clean(&row.name), row.dtype, decimal(row.bytes));
         writeln!(out, "  {name}  {dtype}  {:?}  {bytes}", row.shape)?;

@@ -5,6 +5,8 @@
 //! "what", "place", "file", "name", "offset"}`; `name`, of a tensor or object, and `offset` are null where they are
 //! not known. A warning is `{"concern", "text"}`.
 
+use std::collections::HashSet;
+
 use forebay_checkpoint::commit::numbers;
 use forebay_checkpoint::open::{Fault, Origin, Verified, verify_folder};
 use forebay_error::{Code, Result};
@@ -81,11 +83,11 @@ pub(super) fn run(args: &VerifyArgs, console: &Console) -> Result<Outcome> {
         rows.push(check(&step, console)?);
     }
     let sound = rows.iter().all(|row| row.sound);
-    match console.is_json() {
-        true => console.json(&Report { checkpoints: rows, sound })?,
-        false => console.print(|out| rows.iter().try_for_each(|row| print(out, row)))?,
-    }
-    Ok(Outcome::good_if(sound))
+    let written = match console.is_json() {
+        true => console.json(&Report { checkpoints: rows, sound }),
+        false => console.print(|out| rows.iter().try_for_each(|row| print(out, row))),
+    };
+    Outcome::good_if(sound).told(written, console)
 }
 
 fn is_there(root: &forebay_checkpoint::commit::Root, number: u64) -> bool {
@@ -102,13 +104,31 @@ fn check(step: &Step, console: &Console) -> Result<Row> {
     for warning in &found.warnings {
         console.warning(&warning.text);
     }
-    for fault in &found.faults {
-        console.error(&fault.error);
-    }
+    tell(&found.faults, console);
     if found.more_faults > 0 {
         console.warning(&format!("{} are not listed", count(found.more_faults, "more fault")));
     }
     Ok(row(step, found, seconds))
+}
+
+/// One line a file: a file that was cut has a fault in each of its blocks, and the one that says why comes first.
+fn tell(faults: &[Fault], console: &Console) {
+    let mut files: Vec<&str> = Vec::new();
+    let mut seen = HashSet::new();
+    files.extend(faults.iter().map(|fault| fault.file.as_str()).filter(|file| seen.insert(*file)));
+    for file in files {
+        let of_file = || faults.iter().filter(|fault| fault.file == file);
+        let explains = |fault: &&Fault| {
+            matches!(fault.error.code(), Code::Truncated | Code::MissingFile | Code::NotFound)
+        };
+        let Some(first) = of_file().find(explains).or_else(|| of_file().next()) else { continue };
+        console.error(&first.error);
+        let more = of_file().count() - 1;
+        if more > 0 {
+            let more = count(more, "more fault");
+            console.warning(&format!("{file} has {more}: `--json` lists them"));
+        }
+    }
 }
 
 fn row(step: &Step, found: Verified, seconds: f64) -> Row {

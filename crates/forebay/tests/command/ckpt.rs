@@ -50,7 +50,7 @@ fn list_tells_committed_pending_and_dead_and_marks_the_latest() {
     );
     // The save that was replaced is still there.
     assert_eq!(row["attempts"][0]["attempt"], "00000abc-2");
-    assert_eq!(row["attempts"][0]["state"], "dead");
+    assert_eq!(row["attempts"][0]["state"], "replaced");
     let bytes: u64 = std::fs::read_dir(folder.path().join("step-100"))
         .unwrap()
         .map(|entry| entry.unwrap())
@@ -240,4 +240,64 @@ fn gc_removes_what_is_left_over_and_nothing_else() {
         let said = stderr(&output);
         assert_eq!((output.status.code(), said.as_str()), (Some(0), ""), "{step}");
     }
+}
+
+#[test]
+fn a_link_to_a_step_is_no_step_and_nothing_goes_through_it() {
+    let folder = root();
+    std::os::unix::fs::symlink("step-100", folder.path().join("step-900")).unwrap();
+    let listing = ckpt(&["list"], folder.path());
+    assert_eq!(listing["latest"], 300);
+    assert!(steps(&listing).iter().all(|(step, _)| *step != 900), "{listing}");
+    let said = stderr(&run(&["ckpt", "list", text(folder.path())]));
+    assert!(said.contains("step-900 is a link"), "{said}");
+    let args = ["prune", "--keep-last", "1", "--pin", "100", "--grace", "0", "--wait"];
+    assert_eq!(ckpt(&args, folder.path())["unpublished"], json!([200]));
+    for step in ["step-100", "step-300", "step-900"] {
+        let output = run(&["ckpt", "verify", text(&folder.path().join(step))]);
+        assert_eq!(output.status.code(), Some(0), "{step}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn removed_and_lost_steps_are_told_apart() {
+    let folder = root();
+    let report = ckpt(&["prune", "--keep-every", "300"], folder.path());
+    assert_eq!(report["unpublished"], json!([100, 200]), "the newest stays");
+    let why = report["kept"][0]["why"].as_str().unwrap();
+    assert!(why.contains("go in 900 s") || why.contains("go in 89"), "{why}");
+    std::fs::remove_file(folder.path().join("step-300/.metadata")).unwrap();
+    let listing = ckpt(&["list"], folder.path());
+    let state = |step: u64, state: &str| (step, state.to_owned());
+    assert_eq!(
+        steps(&listing)[..3],
+        [state(100, "removed"), state(200, "removed"), state(300, "lost")]
+    );
+    let shown = stdout(&run(&["ckpt", "list", text(folder.path())]));
+    assert!(shown.contains("s until a prune or gc may take its files"), "{shown}");
+    let folder_300 = folder.path().join("step-300");
+    let whole = ["ckpt", "verify", text(folder.path()), "--step", "300"];
+    for args in [&whole[..], &["ckpt", "verify", text(&folder_300)]] {
+        let said = stderr(&run(args));
+        assert!(said.contains("step 300 was committed; its .metadata is missing"), "{said}");
+    }
+}
+
+#[test]
+fn a_selection_or_a_rule_that_fits_nothing_is_told() {
+    let folder = root();
+    let (a, b) = (folder.path().join("step-100"), folder.path().join("step-300"));
+    let output = run(&["ckpt", "diff", text(&a), text(&b), "--select", "typo*"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).starts_with("error[usage]: no tensor is selected"));
+    let to = folder.path().join("out");
+    let output = run(&["ckpt", "export", text(&a), "--to", text(&to), "--rename", "typo.=x."]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stderr(&output).contains("the rule `typo.=x.` fits no name"), "{}", stderr(&output));
+    let inside = a.join(".metadata");
+    let args = ["ckpt", "export", text(&a), "--to", text(&inside), "--format", "torch"];
+    let output = run(&[&args[..], &["--overwrite"]].concat());
+    assert_eq!(output.status.code(), Some(2));
+    let output = run(&["ckpt", "verify", text(&a)]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }

@@ -1,5 +1,6 @@
 //! `forebay ckpt verify`: every kind of damage is found and named, and what is sound is called so.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use forebay_checkpoint::model::{Chunk, Kind};
@@ -20,10 +21,11 @@ fn verify(path: &Path) -> (Value, Option<i32>) {
     let output = forebay().args(["ckpt", "verify", "--json"]).arg(path).output().unwrap();
     let report = serde_json::from_slice(&output.stdout);
     let report: Value = report.unwrap_or_else(|_| panic!("{}", stderr(&output)));
-    // Every fault is also a line for people.
-    let faults = report["checkpoints"][0]["faults"].as_array().unwrap().len();
+    // Every damaged file is also a line for people.
+    let faults = report["checkpoints"][0]["faults"].as_array().unwrap().iter();
+    let files: BTreeSet<&str> = faults.map(|fault| fault["file"].as_str().unwrap()).collect();
     let lines = stderr(&output).lines().filter(|line| line.starts_with("error[")).count();
-    assert_eq!(lines, faults, "{}", stderr(&output));
+    assert_eq!(lines, files.len(), "{}", stderr(&output));
     (report, output.status.code())
 }
 
@@ -238,5 +240,27 @@ fn checkpoints_of_torch_are_checked_too() {
         assert_eq!(output.status.code(), Some(1), "{name}");
         let said = stderr(&output);
         assert!(said.starts_with(&format!("error[{code}]")), "{name}: {said}");
+    }
+}
+
+#[test]
+fn damage_is_an_exit_code_where_nobody_reads_stdout_and_a_cut_file_is_one_line() {
+    let (folder, step) = saved();
+    let files = std::fs::read_dir(&step).unwrap().map(|entry| entry.unwrap().path());
+    let file = files.filter(|path| path.extension().is_some_and(|end| end == "distcp")).max();
+    let file = file.unwrap();
+    let bytes = std::fs::metadata(&file).unwrap().len();
+    std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(bytes / 2).unwrap();
+    for json in [&[][..], &["--json"]] {
+        let mut command = forebay();
+        command.args(["ckpt", "verify"]).args(json).arg(folder.path());
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = command.stdout(writer).stderr(std::process::Stdio::piped()).output().unwrap();
+        let said = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("error[")).collect();
+        assert_eq!(errors.len(), 1, "{said}");
+        assert!(errors[0].starts_with("error[truncated]"), "{said}");
     }
 }

@@ -90,3 +90,21 @@ def test_the_storage_of_torch_is_swapped(tmp_path: Path, monkeypatch: pytest.Mon
         torch.distributed.destroy_process_group()
     assert state["w"].tolist() == [0, 1, 2, 3, 4]
     assert forebay.Checkpointer("runs/8").latest() == 200
+
+
+def test_help_names_what_there_is_for_training(tmp_path: Path) -> None:
+    import dataclasses
+    import pydoc
+
+    text = pydoc.render_doc(forebay, renderer=pydoc.plaintext)
+    classes = text[text.index("\nCLASSES") :]
+    for name in ("Checkpointer", "SaveHandle", "RestoreReport"):
+        assert f"\n    class {name}(" in classes, name
+    report = pydoc.render_doc(forebay.RestoreReport, renderer=pydoc.plaintext)
+    for one in dataclasses.fields(forebay.RestoreReport):
+        assert f"\n |      {one.name}: " in report, one.name
+    result = forebay.SaveHandle.result.__doc__ or ""
+    with forebay.Checkpointer(tmp_path) as checkpoints:
+        told = checkpoints.save(1, {"w": torch.ones(2)}).result()
+    for key in told:
+        assert f"`{key}`" in result, key

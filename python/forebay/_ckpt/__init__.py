@@ -9,7 +9,9 @@ One concern a module, from the state downwards:
   structure, and who writes what several of them hold.
 - `training`, `snapshot`, `shadow`, `stall`, `structures`, `natives`, `asked`, `sidefiles`, `saving`, `handle`,
   `background`, `retention`: a save under way.
-- `choosing`, `targets`, `reading`, `restoring`, `optimizers`: the way back; `node...`: reading once a host.
+- `choosing`, `targets`, `reading`, `restoring`, `restorereport`: the way back; `filling`: into memory that waits;
+  `optimizers`, `ownvalues`, `nests`: into what does not wait yet, or by other names; `handover`: to the objects that states
+  belong to; `node...`: reading once a host.
 - `preempt`, `life`: agreeing on a last step when the job is told to end; exits, forks.
 - `checkpointer`: the class that users see; `settings`: its arguments.
 

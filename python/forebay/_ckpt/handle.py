@@ -115,8 +115,24 @@ class SaveHandle:
         return self._over.is_set()
 
     def result(self, timeout: float | None = None) -> Report:
-        """The report, once the step is committed: see `Checkpointer`. Raises the error of the save, or
-        DeadlineError."""
+        """The report of this rank, once the step is committed; `{"step", "skipped"}` of a save that was skipped. Raises the
+        error of the save, or DeadlineError.
+
+        What was written: `step`; `attempt`, the name of the save in the step's folder; `bytes` and `files` of this rank,
+        `tensor_bytes` of them tensors; `path`, how it was written; `durable`, whether the store makes what it is given
+        durable.
+
+        How long the caller was held up, in seconds: `stall_seconds` in all, of which `busy_seconds` waiting for the save
+        before, `plan_seconds` describing the state (and agreeing on it, if `agreed`), `start_seconds` starting the
+        copies; `hook_seconds`, where a hook of `attach` waited later. `snapshot` is how the state was copied: "shadow"
+        within GPU memory, "pool" into staging memory that has room for it, "stream" through staging memory as that
+        empties, "in place" not at all. `predicted_stall_s` is what was expected of it, None where rates are not known.
+
+        When things were done, in seconds since the save began: `staged_seconds` all copied, `write_seconds` all written,
+        `durable_seconds` durable on this rank, `commit_seconds` committed on all. `cpu_seconds` is what its threads took.
+
+        What is worth knowing: `warnings` that ranks agreed on, `empty`: names of parts of the state that hold nothing.
+        """
         if not self.wait(timeout) and not self.skipped:
             raise make("timeout", f"the save of step {self.step} takes longer than {timeout} s")
         assert self._report is not None

@@ -98,7 +98,8 @@ pub struct Exported {
 
 /// Writes what is at `path` (a checkpoint, or any model) to `to`.
 ///
-/// Errors: those of reading, among them `checksum`; `usage` where `to` is the source or lies in it, for names that a rule makes twice or empty, and where
+/// Errors: those of reading, among them `checksum`; `usage` where `to` is the source or lies in it, for names
+/// that a rule makes twice or empty, and where
 /// nothing is selected; `already_exists`; `unsupported` for a dtype that the format lacks; those of writing.
 pub fn export(
     path: &Path,

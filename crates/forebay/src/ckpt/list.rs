@@ -3,9 +3,10 @@
 //! JSON of `list`: `{"root", "latest", "steps": [{"step", "state", "age_s", "bytes", "commit", "attempts"}]}`, steps
 //! in order. `latest` is a number, or null (also where damage leaves it open). `state` is `committed`, `pending`,
 //! `removed` (its files go when the grace time is over), `lost` (it was committed, and its `.metadata` is gone) or
-//! `dead`; of attempts also `replaced`. `commit`, or null: `{"attempt", "epoch", "parent", "ranks", "manifest", "bytes", "age_s", "damage"}`;
-//! `attempt` is null where another program wrote it. `attempts` are tries that are not the commit: `{"attempt", "state",
-//! "why", "ranks", "began", "contributed", "bytes", "age_s"}`. Of `latest`: `{"step", "path", "bytes", "age_s"}`.
+//! `dead`; of attempts also `replaced`. `commit`, or null: `{"attempt", "epoch", "parent", "ranks", "manifest",
+//! "bytes", "age_s", "damage"}`; `attempt` is null where another program wrote it. `attempts` are tries that are not
+//! the commit: `{"attempt", "state", "why", "ranks", "began", "contributed", "bytes", "age_s"}`. Of `latest`:
+//! `{"step", "path", "bytes", "age_s"}`.
 
 use std::time::Duration;
 

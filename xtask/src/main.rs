@@ -12,6 +12,7 @@ mod command;
 mod failure;
 mod python;
 mod quickstart;
+mod servers;
 mod test;
 mod tidy;
 mod torch_env;

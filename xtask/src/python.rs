@@ -136,7 +136,7 @@ impl Venv {
     }
 
     /// A program of the environment.
-    fn bin(&self, name: &str) -> PathBuf {
+    pub(crate) fn bin(&self, name: &str) -> PathBuf {
         self.folder.join("bin").join(name)
     }
 

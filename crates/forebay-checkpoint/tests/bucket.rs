@@ -25,6 +25,7 @@ use forebay_store::{ObjectStore, Store};
 use forebay_tensor::Region;
 use save_support::{Rank, bytes};
 use servers::{Reached, fresh_url, reached};
+use sha2::{Digest, Sha256};
 
 static SERVER: LazyLock<Option<Reached>> =
     LazyLock::new(|| reached(servers::s3s()).or_else(|| reached(servers::moto())));
@@ -119,6 +120,29 @@ fn ranks_save_to_a_bucket_and_every_byte_comes_back() {
         let whole = own.read_tensor(own.get("model.large").unwrap()).unwrap();
         assert!(whole == large_of(2, seed), "save {save}");
     }
+}
+
+/// `FOREBAY_TEST_PYTHON` is an interpreter with torch and s3fs.
+#[test]
+fn stock_torch_reads_what_is_in_the_bucket() {
+    let Some(server) = SERVER.as_ref() else { return };
+    let Some(python) = servers::program("FOREBAY_TEST_PYTHON") else { return };
+    let url = fresh_url();
+    for saved in save_all(&url, server.in_turn, 2, 1, 5) {
+        saved.unwrap();
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scripts/read_bucket.py");
+    let read = std::process::Command::new(python)
+        .arg(script)
+        .args([format!("{url}/step-7"), format!("http://{}", server.in_turn)])
+        .args(SHAPE.map(|size| size.to_string()))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&read.stdout);
+    assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+    let digest: String =
+        Sha256::digest(large_of(2, 5)).iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(said.trim(), format!("{digest} 42"));
 }
 
 fn attempt_of(root: &Root, save: u32) -> (AttemptId, Attempt) {

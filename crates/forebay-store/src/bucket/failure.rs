@@ -147,7 +147,7 @@ fn hint_of(raw: &Raw, note: &Note) -> Option<&'static str> {
     let code = told(&text, "<Code>", "</Code>").unwrap_or_default();
     match (code.as_str(), note.status) {
         _ if note.credentials => Some(
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or what the provider's tools read",
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or the provider's own",
         ),
         ("ExpiredToken" | "ExpiredTokenException", _) => {
             Some("the credentials have expired: log in again")

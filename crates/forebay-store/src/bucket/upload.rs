@@ -8,8 +8,9 @@
 //! **Copies.** A byte is copied once in this process, from the writer into the part's buffer; from there the kernel
 //! takes it (with TLS, the cipher's output is a second copy). **Memory** is bounded by [`Room`](super::room).
 //!
-//! Nothing is under the key before [`seal`](DataObject::seal) completes the upload. A drop without it aborts the upload,
-//! so that the store keeps no parts; parts of a writer that was killed are the bucket's lifecycle rule's to remove.
+//! Nothing is under the key before [`seal`](DataObject::seal) completes the upload. A drop without it aborts the
+//! upload, so that the store keeps no parts; parts of a writer that was killed are the bucket's lifecycle rule's to
+//! remove.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

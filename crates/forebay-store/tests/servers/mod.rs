@@ -31,7 +31,7 @@ pub(crate) struct Server {
 }
 
 /// Where a program is; `None`, with the reason printed, where it is not there.
-fn program(variable: &str) -> Option<PathBuf> {
+pub(crate) fn program(variable: &str) -> Option<PathBuf> {
     let found = std::env::var_os(variable).map(PathBuf::from).filter(|path| path.exists());
     if found.is_none() {
         println!("skipped: {variable} names no program; `cargo xtask test` installs it");
@@ -118,7 +118,7 @@ fn put_bucket(address: SocketAddr) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     let head = format!(
         "PUT /{BUCKET} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\
-         Authorization: AWS4-HMAC-SHA256 Credential={KEY}/20260101/us-east-1/s3/aws4_request\r\n\r\n"
+         Authorization: AWS4-HMAC-SHA256 Credential={KEY}/20260101/us-east-1/s3/x\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).unwrap();
     let mut answer = String::new();

@@ -83,7 +83,7 @@ fn serve(
             let len = if method == "HEAD" { 0 } else { text.len() };
             let text = &text[..len];
             let reply = format!(
-                "HTTP/1.1 {status} Injected\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n{text}"
+                "HTTP/1.1 {status} No\r\nContent-Length: {len}\r\nConnection: close\r\n\r\n{text}"
             );
             return stream.write_all(reply.as_bytes());
         }

@@ -5,10 +5,10 @@
 //! up to the parent, and so on. An epoch without commits and without a parent (a fresh start that came to nothing) is
 //! skipped, so that it hides nothing.
 //!
-//! A line is in the order of its commits, not of their numbers: a job may go on with lower ones (a new phase that counts
-//! from 0), and what it has just saved must be neither passed over nor pruned. The order is that of epochs, and
-//! within one that of the run's saves ([`AttemptId::save`](super::AttemptId)). Only where that is not known, because the
-//! commits are not all of one run, do numbers count.
+//! A line is in the order of its commits, not of their numbers: a job may go on with lower ones (a new phase that
+//! counts from 0), and what it has just saved must be neither passed over nor pruned. The order is that of epochs,
+//! and within one that of the run's saves ([`AttemptId::save`](super::AttemptId)). Only where that is not known,
+//! because the commits are not all of one run, do numbers count.
 //!
 //! Damage is never stepped over in silence: a commit that cannot be read keeps its place on the line as far as that is
 //! known (one of no known epoch: by its number), and a damaged claim ends the walk, because below it nobody knows.

@@ -1,7 +1,8 @@
 //! An export must not replace what it reads.
 //!
 //! Paths lie: links, bind mounts and second names lead to one file. So the source is compared by its path without
-//! links, and by device and inode: the folder with every folder above the destination, its files with the destination itself.
+//! links, and by device and inode: the folder with every folder above the destination, its files with the destination
+//! itself.
 
 use std::fs::{Metadata, metadata, read_dir};
 use std::os::unix::fs::MetadataExt;

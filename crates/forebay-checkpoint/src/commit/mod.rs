@@ -76,6 +76,7 @@
 //! removes it.
 
 mod abort;
+mod adopt;
 mod aside;
 mod attempt;
 mod census;
@@ -106,6 +107,7 @@ mod withdraw;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+pub use adopt::{Adopted, Adoption, Standing};
 pub use attempt::{Attempt, Spec};
 pub use clock::{Clock, SystemClock};
 pub use epoch::claim;

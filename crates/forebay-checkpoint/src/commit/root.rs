@@ -134,9 +134,9 @@ impl Root {
 }
 
 /// Bytes in memory as a source.
-struct Bytes {
-    name: String,
-    bytes: Vec<u8>,
+pub(crate) struct Bytes {
+    pub(crate) name: String,
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl RangeSource for Bytes {

@@ -1,0 +1,79 @@
+//! What stays on a tier, and what may go.
+
+use std::collections::BTreeSet;
+
+use super::{Rules, StepCopy, View};
+
+impl Rules {
+    /// The commits of a tier that its rules keep.
+    pub fn kept(&self, view: &View, tier: usize) -> BTreeSet<u64> {
+        let Some(rules) = self.tiers.get(tier) else { return view.line_of(tier).collect() };
+        let keep = &rules.keep;
+        let mut kept: BTreeSet<u64> = view.line_of(tier).rev().take(keep.last).collect();
+        kept.extend(view.line_of(tier).filter(|step| {
+            let copy = view.committed(tier, *step);
+            let young = keep.within.zip(copy).is_some_and(|(within, copy)| copy.age < within);
+            let divides = keep.every.is_some_and(|n| step.is_multiple_of(n.get()));
+            young || divides || keep.pins.contains(step)
+        }));
+        kept
+    }
+
+    /// The commits of a tier that go, in the order of commits: those that the rules do not keep and that [may
+    /// go](super).
+    pub fn evictable(&self, view: &View, tier: usize) -> Vec<u64> {
+        let kept = self.kept(view, tier);
+        let goes = |step: &u64| !kept.contains(step) && self.may_go(view, tier, *step);
+        view.line_of(tier).filter(goes).collect()
+    }
+
+    /// What to take away from a tier for `bytes` more, the oldest first: what goes anyhow; then what the rules would keep
+    /// but is neither pinned nor the newest, and is committed elsewhere. `None` where that is not enough.
+    pub fn reclaim(&self, view: &View, tier: usize, bytes: u64) -> Option<Vec<u64>> {
+        let Some(capacity) = self.tiers.get(tier)?.capacity else { return Some(Vec::new()) };
+        let mut over = view.used(tier).saturating_add(bytes).saturating_sub(capacity);
+        let first = self.evictable(view, tier);
+        let spare = |step: &u64| !first.contains(step) && self.is_spare(view, tier, *step);
+        let second: Vec<u64> = view.line_of(tier).filter(spare).collect();
+        let mut taken = Vec::new();
+        for step in first.into_iter().chain(second) {
+            if over == 0 {
+                break;
+            }
+            over = over.saturating_sub(view.committed(tier, step).map_or(0, |copy| copy.bytes));
+            taken.push(step);
+        }
+        (over == 0).then_some(taken)
+    }
+
+    /// Whether a step that the rules keep may go all the same when room is needed.
+    fn is_spare(&self, view: &View, tier: usize, step: u64) -> bool {
+        let pinned = self.tiers.get(tier).is_some_and(|rules| rules.keep.pins.contains(&step));
+        let copied =
+            view.committed(tier, step).is_some_and(|copy| view.elsewhere(tier, step, copy.attempt));
+        let newest = view.line.last() == Some(&step);
+        !pinned && !newest && copied && self.may_go(view, tier, step)
+    }
+
+    /// What holds whatever the rules of the tier say, see [the module](super).
+    fn may_go(&self, view: &View, tier: usize, step: u64) -> bool {
+        let Some(copy) = view.committed(tier, step) else { return false };
+        if copy.in_use || self.holds.contains(&step) || self.awaited(view, tier, step, copy) {
+            return false;
+        }
+        let sole = !view.elsewhere(tier, step, copy.attempt);
+        let newest = view.line.last() == Some(&step);
+        !(sole && (tier == 0 || newest))
+    }
+
+    /// Whether a later tier takes it and does not have it.
+    fn awaited(&self, view: &View, tier: usize, step: u64, copy: &StepCopy) -> bool {
+        let later = (0..view.tiers.len()).skip(tier + 1);
+        later.zip(self.tiers.iter().skip(tier + 1)).any(|(later, rules)| {
+            // One that has another commit of the step takes it no more: a person has to look.
+            rules.takes(step)
+                && view.committed(later, step).is_none()
+                && !view.passed_by(later, step, copy)
+        })
+    }
+}

@@ -1,0 +1,67 @@
+//! What goes where next.
+
+use super::{Rules, StepCopy, View};
+use crate::limits::Priority;
+
+/// A step that is to be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// Which.
+    pub step: u64,
+    /// The tier that has it.
+    pub from: usize,
+    /// The tier that takes it.
+    pub to: usize,
+    /// How urgent it is.
+    pub priority: Priority,
+}
+
+impl View {
+    /// Whether a tier had the step and let it go, or never needs it: a still farther one has this commit, and steps come
+    /// hop by hop.
+    pub(super) fn passed_by(&self, tier: usize, step: u64, copy: &StepCopy) -> bool {
+        (tier + 1..self.tiers.len()).any(|farther| self.has(farther, step, copy.attempt))
+    }
+}
+
+impl Rules {
+    /// What is to be moved now: the newest first, then from the newest to the oldest. A step goes hop by hop: to the
+    /// nearest tier that takes it and lacks it, from the nearest one before that has it. A tier that has another commit
+    /// of the step gets none.
+    pub fn moves(&self, view: &View) -> Vec<Order> {
+        let newest = view.line.last();
+        let order = |step: &u64| {
+            let (from, to) = self.hop_of(view, *step)?;
+            let urgent = newest == Some(step);
+            let priority = if urgent { Priority::Newest } else { Priority::Archive };
+            Some(Order { step: *step, from, to, priority })
+        };
+        view.line.iter().rev().filter_map(order).collect()
+    }
+
+    /// The next hop of a step.
+    fn hop_of(&self, view: &View, step: u64) -> Option<(usize, usize)> {
+        let mut source: Option<(usize, &StepCopy)> = None;
+        for (tier, rules) in (0..view.tiers.len()).zip(&self.tiers) {
+            if let Some(copy) = view.committed(tier, step) {
+                source = Some((tier, copy));
+                continue;
+            }
+            let Some((from, copy)) = source else { continue };
+            if rules.takes(step)
+                && !view.passed_by(tier, step, copy)
+                && self.has_room(view, tier, step, copy)
+            {
+                return Some((from, tier));
+            }
+        }
+        None
+    }
+
+    /// Whether it fits, what of it is there already not counted twice. A farther tier is tried where it does not.
+    fn has_room(&self, view: &View, tier: usize, step: u64, copy: &StepCopy) -> bool {
+        let there = view.tiers.get(tier).and_then(|tier| tier.copies.get(&step));
+        let more = copy.bytes.saturating_sub(there.map_or(0, |copy| copy.bytes));
+        self.reclaim(view, tier, more).is_some_and(|evict| evict.is_empty())
+    }
+}

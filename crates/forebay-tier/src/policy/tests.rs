@@ -1,0 +1,251 @@
+//! The rules against a simple model: a job that saves, movers that do what they are told, collectors that remove what
+//! they may, in any order.
+
+use std::collections::BTreeMap;
+
+use forebay_checkpoint::commit::RunId;
+use proptest::prelude::*;
+
+use super::*;
+use crate::limits::Priority;
+
+fn attempt(save: u64) -> AttemptId {
+    AttemptId { run: RunId(1), save: save as u32 }
+}
+
+fn copy(step: u64, bytes: u64, age: u64) -> StepCopy {
+    let age = Duration::from_secs(age);
+    StepCopy { attempt: attempt(step), bytes, age, committed: true, in_use: false }
+}
+
+fn keep(last: usize, every: u64) -> Keep {
+    Keep { last, every: NonZeroU64::new(every), within: None, pins: BTreeSet::new() }
+}
+
+fn rules(tiers: Vec<TierRules>, backlog: Backlog) -> Rules {
+    Rules { tiers, holds: BTreeSet::new(), backlog }
+}
+
+/// Three tiers: two steps near, four on the shared one, every tenth in the archive.
+fn three() -> Rules {
+    let every = |n| Takes::Every(NonZeroU64::new(n).unwrap());
+    let tier = |takes, keep, capacity| TierRules { takes, keep, capacity };
+    rules(
+        vec![
+            tier(Takes::All, keep(2, 0), Some(40)),
+            tier(Takes::All, keep(4, 10), None),
+            tier(every(10), keep(100, 0), None),
+        ],
+        Backlog::Wait,
+    )
+}
+
+fn view(line: &[u64], tiers: &[&[u64]]) -> View {
+    let tier = |steps: &&[u64]| {
+        let copies = steps.iter().map(|step| (*step, copy(*step, 10, 1000 - *step))).collect();
+        TierView { copies, other_bytes: 0 }
+    };
+    View { line: line.to_vec(), tiers: tiers.iter().map(tier).collect() }
+}
+
+#[test]
+fn steps_go_hop_by_hop_the_newest_first() {
+    let view = view(&[10, 11, 12], &[&[10, 11, 12], &[10], &[]]);
+    let order = |step, from, to, priority| Order { step, from, to, priority };
+    assert_eq!(
+        three().moves(&view),
+        [
+            order(12, 0, 1, Priority::Newest),
+            order(11, 0, 1, Priority::Archive),
+            order(10, 1, 2, Priority::Archive),
+        ]
+    );
+}
+
+#[test]
+fn a_full_tier_is_passed_over_for_the_next_and_a_step_does_not_come_back() {
+    let mut rules = three();
+    rules.tiers[1].capacity = Some(5);
+    let view = view(&[10, 20], &[&[10, 20], &[], &[10]]);
+    let moves = rules.moves(&view);
+    assert_eq!(moves.iter().map(|order| (order.step, order.to)).collect::<Vec<_>>(), [(20, 2)]);
+}
+
+#[test]
+fn what_is_committed_nowhere_else_stays_on_tier_0() {
+    let line = [1, 2, 3, 4];
+    let rules = three();
+    assert!(rules.evictable(&view(&line, &[&line, &[], &[]]), 0).is_empty());
+    assert_eq!(rules.evictable(&view(&line, &[&line, &[1, 2], &[]]), 0), [1, 2]);
+    let mut used = view(&line, &[&line, &[1, 2], &[]]);
+    used.tiers[0].copies.get_mut(&1).unwrap().in_use = true;
+    assert_eq!(rules.evictable(&used, 0), [2]);
+    let mut other = view(&line, &[&line, &[1, 2], &[]]);
+    other.tiers[1].copies.get_mut(&1).unwrap().attempt = attempt(99);
+    assert_eq!(rules.evictable(&other, 0), [2]);
+    let mut moving = view(&line, &[&line, &[1, 2], &[]]);
+    moving.tiers[1].copies.get_mut(&2).unwrap().committed = false;
+    assert_eq!(rules.evictable(&moving, 0), [1]);
+}
+
+#[test]
+fn an_archived_step_waits_for_its_archive_and_holds_and_pins_stay() {
+    let line = [10, 20, 21, 22, 23, 24, 25];
+    let mut rules = three();
+    rules.tiers[1].keep = keep(2, 0);
+    let here = view(&line, &[&[25], &line, &[10]]);
+    // 20 is not archived yet.
+    assert_eq!(rules.evictable(&here, 1), [10, 21, 22, 23]);
+    rules.holds.insert(22);
+    rules.tiers[1].keep.pins.insert(10);
+    assert_eq!(rules.evictable(&here, 1), [21, 23]);
+    rules.tiers[1].keep.within = Some(Duration::from_secs(1000 - 20));
+    assert!(rules.evictable(&here, 1).is_empty());
+}
+
+#[test]
+fn a_full_first_tier_evicts_then_waits_skips_or_goes_on() {
+    let line = [1, 2, 3, 4];
+    let mut rules = three();
+    let drained = view(&line, &[&line, &line, &[]]);
+    // 3 is kept by the rules, and gives way; 4 is the newest.
+    assert_eq!(rules.admit(&drained, 25), Admission::Save { tier: 0, evict: vec![1, 2, 3] });
+    let stuck = view(&line, &[&line, &[], &[]]);
+    assert_eq!(rules.admit(&stuck, 10), Admission::Wait);
+    assert_eq!(rules.admit(&stuck, 41), Admission::Never);
+    rules.backlog = Backlog::Skip;
+    assert_eq!(rules.admit(&stuck, 10), Admission::Skip);
+    rules.backlog = Backlog::Straight;
+    assert_eq!(rules.admit(&stuck, 10), Admission::Save { tier: 1, evict: vec![] });
+    rules.tiers[1].capacity = Some(5);
+    rules.tiers[2].capacity = Some(5);
+    assert_eq!(rules.admit(&stuck, 10), Admission::Wait);
+    assert_eq!(rules.admit(&stuck, 41), Admission::Never);
+}
+
+/// What the model does next.
+#[derive(Clone, Debug)]
+enum Act {
+    Save(u64),
+    Move(usize),
+    Evict(usize),
+    /// A tier loses a step, as when somebody removes it by hand.
+    Lose(usize, usize),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        4 => (1u64..30).prop_map(Act::Save),
+        6 => (0usize..4).prop_map(Act::Move),
+        4 => (0usize..3).prop_map(Act::Evict),
+        1 => (1usize..3, 0usize..9).prop_map(|(tier, at)| Act::Lose(tier, at)),
+    ]
+}
+
+fn tier_rules(near: bool) -> impl Strategy<Value = TierRules> {
+    let takes = prop_oneof![
+        Just(Takes::All),
+        (1u64..5).prop_map(|n| Takes::Every(NonZeroU64::new(n).unwrap())),
+        Just(Takes::Pinned),
+    ];
+    let pins = prop::collection::btree_set(1u64..30, 0..3);
+    let room = if near { (30u64..200).prop_map(Some).boxed() } else { Just(None).boxed() };
+    (takes, 0usize..4, 0u64..6, pins, room).prop_map(|(takes, last, every, pins, capacity)| {
+        TierRules { takes, keep: Keep { pins, ..keep(last, every) }, capacity }
+    })
+}
+
+struct Model {
+    view: View,
+    next: u64,
+}
+
+impl Model {
+    fn remove(&mut self, rules: &Rules, tier: usize, steps: &[u64]) {
+        for step in steps {
+            let held = rules.holds.contains(step);
+            let pinned = rules.tiers[tier].keep.pins.contains(step);
+            assert!(!held && !pinned, "{step} is held or pinned on tier {tier}");
+            let gone = self.view.tiers[tier].copies.remove(step).unwrap();
+            let left = (0..3).any(|other| self.view.has(other, *step, gone.attempt));
+            assert!(left || tier > 0, "{step} was on tier 0 only");
+            assert!(left || self.view.line.last() != Some(step), "the newest is gone");
+            // A mover would have to bring it again, or never could.
+            let wants = |later: usize| rules.tiers[later].takes(*step);
+            let there = |later: usize| (later..3).any(|at| self.view.has(at, *step, gone.attempt));
+            for later in tier + 1..3 {
+                assert!(!wants(later) || there(later), "{step} had not come to tier {later}");
+            }
+        }
+    }
+
+    fn act(&mut self, rules: &Rules, act: &Act) {
+        match act {
+            Act::Save(bytes) => {
+                if let Admission::Save { tier, evict } = rules.admit(&self.view, *bytes) {
+                    self.remove(rules, tier, &evict);
+                    let (step, bytes) = (self.next, *bytes);
+                    self.next += 1;
+                    self.view.tiers[tier].copies.insert(step, copy(step, bytes, 0));
+                    self.view.line.push(step);
+                }
+            }
+            Act::Move(at) => {
+                if let Some(order) = rules.moves(&self.view).get(*at).copied() {
+                    assert!(order.from < order.to && rules.tiers[order.to].takes(order.step));
+                    let moved = self.view.tiers[order.from].copies[&order.step].clone();
+                    let before = self.view.tiers[order.to].copies.insert(order.step, moved);
+                    assert!(before.is_none(), "moved onto another");
+                }
+            }
+            Act::Evict(tier) => {
+                let evict = rules.evictable(&self.view, *tier);
+                let kept = rules.kept(&self.view, *tier);
+                assert!(evict.iter().all(|step| !kept.contains(step)));
+                self.remove(rules, *tier, &evict);
+            }
+            Act::Lose(tier, at) => {
+                let step = self.view.tiers[*tier].copies.keys().nth(*at).copied();
+                step.map(|step| self.view.tiers[*tier].copies.remove(&step));
+            }
+        }
+        let on_any = |step: &u64| self.view.tiers.iter().any(|tier| tier.copies.contains_key(step));
+        let line: Vec<u64> = self.view.line.iter().copied().filter(on_any).collect();
+        self.view.line = line;
+        for (tier, of) in (0..3).zip(&rules.tiers) {
+            assert!(of.capacity.is_none_or(|capacity| self.view.used(tier) <= capacity));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_job_never_loses_what_it_may_not(
+        near in tier_rules(true), middle in tier_rules(false), far in tier_rules(false),
+        holds in prop::collection::btree_set(1u64..30, 0..3),
+        backlog in prop_oneof![Just(Backlog::Wait), Just(Backlog::Skip), Just(Backlog::Straight)],
+        acts in prop::collection::vec(act(), 1..80),
+    ) {
+        let rules = Rules { tiers: vec![near, middle, far], holds, backlog };
+        let tiers = vec![TierView::default(); 3];
+        let mut model = Model { view: View { line: Vec::new(), tiers }, next: 1 };
+        for act in &acts {
+            model.act(&rules, act);
+        }
+        // Movers that go on come to an end, and then every tier has what it takes.
+        for _ in 0..500 {
+            if rules.moves(&model.view).is_empty() {
+                break;
+            }
+            model.act(&rules, &Act::Move(0));
+        }
+        prop_assert!(rules.moves(&model.view).is_empty());
+        let near: BTreeMap<u64, StepCopy> = model.view.tiers[0].copies.clone();
+        for (step, copy) in near {
+            for tier in 1..3 {
+                let there = (tier..3).any(|at| model.view.has(at, step, copy.attempt));
+                prop_assert!(!rules.tiers[tier].takes(step) || there);
+            }
+        }
+    }
+}

@@ -56,7 +56,7 @@ def archive_of(stored: objects.Stored) -> bytes:
 @settings(max_examples=100, deadline=None)
 def test_plain_data_comes_back_as_it_was(value: Any) -> None:
     archive = archive_of(objects.pack("x", value))
-    for found in (objects._plain(archive), objects.load_archive("x", archive, False)):
+    for found in (objects.load("x", archive, True), objects.load_archive("x", archive, False)):
         assert found == value and type(found) is type(value)
     assert objects.load("x", archive, True) == value
     again = io.BytesIO(objects.harmless(value))
@@ -109,3 +109,29 @@ def test_a_damaged_object_is_an_error() -> None:
             objects.load("x", damaged, True)
         except forebay.Error as error:
             assert error.code in ("forbidden_global", "invalid_item"), error
+
+
+#: A value that is kept as number 2^27; a tuple of 2^60 values as a key.
+_BOMBS = {
+    "memo": b"\x80\x02Nr\x00\x00\x00\x08.",
+    "keys": b"\x80\x02}K\x01\x85q\x00" + b"0h\x00h\x00\x86q\x00" * 60 + b"K\x01s.",
+}
+
+
+@pytest.mark.parametrize("kind", _BOMBS)
+def test_pickles_that_take_all_memory_or_time_are_refused(kind: str) -> None:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as records:
+        records.writestr("archive/data.pkl", _BOMBS[kind])
+    with pytest.raises(forebay.Error, match="damaged pickle") as caught:
+        objects.load("e.0", made.getvalue(), True)
+    assert caught.value.code == "invalid_item" and "e.0" in str(caught.value)
+
+
+def test_an_archive_of_two_pickles_is_refused() -> None:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as records:
+        for folder in ("a", "b"):
+            records.writestr(f"{folder}/data.pkl", b"\x80\x02N.")
+    with pytest.raises(forebay.Error, match="2 pickles"):
+        objects.load("e", made.getvalue(), True)

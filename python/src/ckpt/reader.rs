@@ -171,6 +171,13 @@ impl Checkpoint {
         Ok(PyList::new(py, bytes)?)
     }
 
+    /// Whether the pickle of an object may be given to Python's unpickler, which does not look ahead at what it asks
+    /// for. Errors: `invalid_item`.
+    #[staticmethod]
+    fn check_pickle(py: Python<'_>, data: &[u8]) -> Result<()> {
+        py.detach(|| forebay_format::dcp::check_pickle(data)).map_err(Into::into)
+    }
+
     /// An object that is plain data, as JSON text (tuples as lists). Errors: `forbidden_global` or `unsupported` for
     /// others.
     fn object_json(&self, py: Python<'_>, name: String) -> Result<String> {

@@ -6,7 +6,7 @@
 //! [`Reader::object_bytes`], which also says what is wrong with it.
 
 use forebay_error::{Code, Error, Result};
-use forebay_format::dcp::pickle_of_item;
+use forebay_format::dcp::{check_pickle, pickle_of_item};
 
 use super::{Found, Reader, read_item};
 use crate::model::{Entry, Kind};
@@ -19,8 +19,8 @@ const ITEM_BYTES_MAX: u64 = 64 << 10;
 const OBJECTS_MAX: usize = 4096;
 
 impl Reader {
-    /// The pickles of objects, by their numbers among the items, each as its archive has it; `None` where an item is to
-    /// be read by itself.
+    /// The pickles of objects, by their numbers among the items, each as its archive has it, and looked through (see
+    /// [`check_pickle`]); `None` where an item is to be read by itself.
     ///
     /// Errors: `usage` for a number of nothing or of a tensor, and for more than 4096; `checksum`; those of reading.
     pub fn pickles(&self, numbers: &[usize]) -> Result<Vec<Option<Vec<u8>>>> {
@@ -57,5 +57,5 @@ fn pickle(checkpoint: &Checkpoint, entry: &Entry) -> Result<Option<Vec<u8>>> {
     }
     let item = read_item(checkpoint, chunk)?;
     // Whoever reads it by itself is told what is wrong.
-    Ok(pickle_of_item(&item).ok())
+    Ok(pickle_of_item(&item).ok().filter(|pickle| check_pickle(pickle).is_ok()))
 }

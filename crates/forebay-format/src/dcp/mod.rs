@@ -7,7 +7,7 @@ pub mod metadata;
 mod write;
 
 pub use items::{
-    ItemSpan, MAX_OBJECT_BYTES, TRANSFORMS, TensorItem, open_tensor, pickle_of_item, read_object,
+    ItemSpan, MAX_OBJECT_BYTES, TRANSFORMS, TensorItem, check_pickle, open_tensor, pickle_of_item, read_object,
     verify_object, verify_tensor,
 };
 pub use write::{

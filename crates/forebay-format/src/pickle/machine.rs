@@ -36,6 +36,10 @@ pub(super) struct Machine<'a, 'o> {
     pub(super) named: HashMap<(Value, Value), Value>,
     /// Globals by name, so that equal names are one node.
     pub(super) globals: HashMap<(Vec<u8>, Vec<u8>), Value>,
+    /// Values in tuples that hold tuples, written out.
+    pub(super) weights: HashMap<Value, u64>,
+    /// Values that Python would walk to hash keys, so far.
+    pub(super) hashed: u64,
 }
 
 impl<'a, 'o> Machine<'a, 'o> {
@@ -53,8 +57,21 @@ impl<'a, 'o> Machine<'a, 'o> {
         };
         let cursor = Cursor::new(input, options.code);
         let (stack, marks, memo) = (Vec::new(), Vec::new(), Vec::new());
-        let (named, globals) = (HashMap::new(), HashMap::new());
-        Self { cursor, graph, options, stack, marks, memo, memoized: 0, named, globals }
+        let (named, globals, weights) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let (memoized, hashed) = (0, 0);
+        Self {
+            cursor,
+            graph,
+            options,
+            stack,
+            marks,
+            memo,
+            memoized,
+            named,
+            globals,
+            weights,
+            hashed,
+        }
     }
 
     /// Carries out one opcode; false after `STOP`.
@@ -154,6 +171,7 @@ impl<'a, 'o> Machine<'a, 'o> {
             },
             op::FROZENSET => {
                 let items = self.since_mark()?;
+                self.hash_items(Tag::Set, self.start_of(items)?)?;
                 self.container(Tag::Set)?;
                 let set = self.pop()?;
                 self.grow_from_stack(set, items)?;

@@ -23,6 +23,7 @@
 mod allow;
 mod cursor;
 mod graph;
+mod hashing;
 mod heap;
 mod items;
 mod machine;

@@ -57,6 +57,7 @@ impl Machine<'_, '_> {
         self.check_args(args)?;
         let made = self.graph.new_object(Tag::Call, callable, args);
         let call = self.made(made)?;
+        self.hash_arguments(args)?;
         if self.options.allow.unknown() == Unknown::Refuse && !self.is_known(callable) {
             return Err(self.forbidden(self.graph.callable_shown(callable)));
         }

@@ -114,13 +114,16 @@ impl Machine<'_, '_> {
     pub(super) fn tuple(&mut self, len: usize) -> Result<()> {
         let start = self.start_of(len)?;
         let made = self.graph.new_tuple(self.stack.get(start..).unwrap_or_default());
+        if let Ok(tuple) = made {
+            self.weigh(tuple, start);
+        }
         self.stack.truncate(start);
         self.push(made)
     }
 
     /// Where the topmost `len` values start; they must lie above the innermost mark.
     #[inline]
-    fn start_of(&self, len: usize) -> Result<usize> {
+    pub(super) fn start_of(&self, len: usize) -> Result<usize> {
         let floor = self.marks.last().copied().unwrap_or(0);
         let start = self.stack.len().checked_sub(len).filter(|start| *start >= floor);
         start.ok_or_else(|| self.underflow())
@@ -149,6 +152,7 @@ impl Machine<'_, '_> {
         if tag == Tag::Dict && items % 2 == 1 {
             return Err(self.cursor.fault("a key has no value"));
         }
+        self.hash_items(tag, start)?;
         let container = match target.tag() {
             found if found == tag => Ok(target),
             Tag::New | Tag::Call => {
@@ -173,6 +177,7 @@ impl Machine<'_, '_> {
         if tag == Tag::Dict && items % 2 == 1 {
             return Err(self.cursor.fault("a key has no value"));
         }
+        self.hash_items(tag, self.start_of(items)?)?;
         let made = self.graph.new_container(tag);
         let container = self.made(made)?;
         self.grow_from_stack(container, items)?;

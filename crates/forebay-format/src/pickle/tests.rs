@@ -135,3 +135,39 @@ fn long_integers_are_bytes_and_shorter_ones_are_numbers() {
     assert_eq!(of(b"\x8a\x08\0\0\0\0\0\0\0\x80."), (Some(i64::MIN), None));
     assert_eq!(of(b"\x8a\x09\0\0\0\0\0\0\0\x80\0."), (None, None));
 }
+
+/// Tuples that hold the one before twice, `depth` times, as a key by way of `end`.
+fn doubled(start: &[u8], depth: usize, end: &[u8]) -> Vec<u8> {
+    let twice = b"0h\0h\0\x86q\0".repeat(depth);
+    [b"\x80\x02".as_slice(), start, b"K\x01\x85q\0", &twice, end].concat()
+}
+
+#[test]
+fn keys_that_take_long_to_hash_are_refused() {
+    let ways: [(&[u8], &[u8]); 5] = [
+        (b"}", b"K\x01s."),
+        (b"(", b"K\x01d."),
+        (b"\x8f(", b"\x90."),
+        (b"(", b"\x91."),
+        (b"c__builtin__\nset\n](", b"e\x85R."),
+    ];
+    for (start, end) in ways {
+        let error = match parse(&doubled(start, 60, end), &Options::ITEM) {
+            Ok(_) => panic!("{start:?} was read"),
+            Err(error) => error,
+        };
+        assert!(error.what().contains("are to be hashed"), "{error}");
+        parse(&doubled(start, 8, end), &Options::ITEM).unwrap();
+    }
+    // As a value nobody hashes it.
+    parse(&doubled(b"}K\x01", 60, b"s."), &Options::ITEM).unwrap();
+}
+
+#[test]
+fn a_value_is_not_kept_under_a_number_far_away() {
+    let error = match parse(b"\x80\x02Nr\0\0\0\x08.", &Options::ITEM) {
+        Ok(_) => panic!("it was read"),
+        Err(error) => error,
+    };
+    assert!(error.what().contains("kept as number"), "{error}");
+}

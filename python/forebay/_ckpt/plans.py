@@ -124,9 +124,7 @@ def memory(plan: Plan, values: Sequence[Any]) -> list[list[torch.Tensor]]:
     ]
 
 
-def _look(
-    plan: Plan, pieces: Sequence[Sequence[torch.Tensor]]
-) -> tuple[list[int], list[bool]]:
+def _look(plan: Plan, pieces: Sequence[Sequence[torch.Tensor]]) -> tuple[list[int], list[bool]]:
     """Where all pieces lie. Errors: `usage` for tensors without their memory."""
     flat, addresses = addresses_of([plan.names[place] for place in plan.tensors], pieces)
     return addresses, list(map(torch.Tensor.is_contiguous, flat))

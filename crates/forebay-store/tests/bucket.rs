@@ -48,6 +48,7 @@ fn what_servers_honour_is_found_out() {
         let can = open(moto.in_turn).probe().unwrap();
         assert!(can.create_if_absent && can.replace_if_version, "{can:?}");
         assert!(!can.rejects_bad_checksums, "{can:?}");
+        assert!(can.publish_time > Duration::ZERO, "collectors must wait: {can:?}");
     }
 }
 

@@ -131,7 +131,7 @@ fn collect(root: &Root, layouts: &[Layout], options: &GcOptions) -> GcReport {
         }
     }
     if !options.dry_run && !doomed.is_empty() {
-        root.clock.sleep(options.settle);
+        root.clock.sleep(settle(root, options));
     }
     for (at, attempts) in doomed {
         let Some(layout) = layouts.get(at) else { continue };
@@ -140,6 +140,11 @@ fn collect(root: &Root, layouts: &[Layout], options: &GcOptions) -> GcReport {
         }
     }
     report
+}
+
+/// How long a publication that is under way may take to show: in a bucket it may have read its source already.
+pub(super) fn settle(root: &Root, options: &GcOptions) -> Duration {
+    options.settle.max(root.store.abilities().publish_time)
 }
 
 /// First pass: which attempts go; they lose the right to publish.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_error::{Code, Error, Result};
 
 use super::aside::{Announced, announce, unpublish};
-use super::gc::{GcOptions, GcReport, gc, sweep};
+use super::gc::{GcOptions, GcReport, gc, settle, sweep};
 use super::id::AttemptId;
 use super::line;
 use super::names::Layout;
@@ -95,7 +95,7 @@ pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Resu
     }
     let gone = take_away(root, announced, options, &mut report);
     if (options.wait || no_room) && !gone.is_empty() {
-        root.clock.sleep(options.gc.grace.max(options.gc.settle));
+        root.clock.sleep(options.gc.grace.max(settle(root, &options.gc)));
         for (layout, attempt) in &gone {
             sweep(root, layout, &[*attempt], &options.gc, &mut report.gc)?;
         }
@@ -114,7 +114,7 @@ fn take_away(
 ) -> Vec<(Layout, AttemptId)> {
     let mut gone = Vec::new();
     if !announced.is_empty() {
-        root.clock.sleep(options.gc.settle);
+        root.clock.sleep(settle(root, &options.gc));
     }
     for (step, layout, attempt) in announced {
         match unpublish(root, &layout, attempt) {

@@ -66,7 +66,8 @@ type Candidate = (u64, u32, u64, AttemptId);
 
 /// Chooses. `tiers`: the nearest first.
 ///
-/// Errors: `not_found` where no tier has it; the error of the nearest copy, with all others as hints, where none is sound.
+/// Errors: `not_found` where no tier has it; the error of the nearest copy, with all others as hints, where none is
+/// sound.
 pub fn choose(tiers: &[Root], wanted: Wanted, look: Look) -> Result<Source> {
     let mut passed = Vec::new();
     let candidates = candidates(tiers, wanted, &mut passed);

@@ -63,8 +63,8 @@ pub struct Adopted {
 impl Adoption {
     /// Reads the commit of a step, and checks what guards its `.metadata`.
     ///
-    /// Errors: I/O; `not_committed`; `unsupported` where Forebay did not write it; `missing_file` where the record of the
-    /// commit is gone; those of a damaged record or `.metadata`.
+    /// Errors: I/O; `not_committed`; `unsupported` where Forebay did not write it; `missing_file` where the record of
+    /// the commit is gone; those of a damaged record or `.metadata`.
     pub fn read(from: &Root, step: u64) -> Result<Self> {
         let layout = Layout::of_step(step);
         let key = layout.metadata();
@@ -128,8 +128,8 @@ impl Adoption {
         &self.metadata
     }
 
-    /// The key of a mover's own record: removed when the step is committed, collected when the attempt is dead. The name
-    /// must be none that [`Layout`] lists.
+    /// The key of a mover's own record: removed when the step is committed, collected when the attempt is dead. The
+    /// name must be none that [`Layout`] lists.
     pub fn own_record(&self, name: &str) -> String {
         self.layout.record(self.attempt, name)
     }
@@ -266,8 +266,8 @@ impl Adoption {
         Ok(())
     }
 
-    /// To be called where the commit was found there: nobody needs the movers' records any more, and one that was killed
-    /// after the commit has left some. What fails here is a collector's to do again.
+    /// To be called where the commit was found there: nobody needs the movers' records any more, and one that was
+    /// killed after the commit has left some. What fails here is a collector's to do again.
     pub fn conclude(&self, to: &Root, adopted: Adopted) -> Adopted {
         let outcome = Outcome::Committed { durable: adopted.durable };
         let tidied = encode(&outcome, &[]).and_then(|bytes| {

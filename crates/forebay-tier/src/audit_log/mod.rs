@@ -1,8 +1,8 @@
 //! Who moved, removed, pinned or promoted what: a file that is only appended to, each record bound to all before it.
 //!
 //! A record that is changed, removed or put in between later breaks the chain there, and [`verify`] names it. What no
-//! chain can show is that the end was cut off, or all of it written anew: for that the last hash ([`Verified::head`]) has
-//! to be kept somewhere else, and given to [`verify`] again.
+//! chain can show is that the end was cut off, or all of it written anew: for that the last hash ([`Verified::head`])
+//! has to be kept somewhere else, and given to [`verify`] again.
 //!
 //! A crash can leave a part of a record at the end. It is told, never taken for a record, and the next append cuts it
 //! off and says so in a record of its own.
@@ -90,9 +90,9 @@ impl AuditLog {
 /// Checks the chain of a log, and gives its records to `each`. With `expected`, the number of records and the hash of
 /// the last of them that were noted earlier, also that they are still there.
 ///
-/// Errors: I/O; what `each` says; `checksum`, naming the first record whose hash does not follow from the records before
-/// it, or that is not what was noted; `invalid_metadata` for one that is no record; `truncated` where records that were
-/// noted are not there.
+/// Errors: I/O; what `each` says; `checksum`, naming the first record whose hash does not follow from the records
+/// before it, or that is not what was noted; `invalid_metadata` for one that is no record; `truncated` where records
+/// that were noted are not there.
 pub fn verify(
     path: &Path,
     expected: Option<(u64, [u8; 32])>,

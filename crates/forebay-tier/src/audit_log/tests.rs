@@ -1,3 +1,5 @@
+//! Logs that are changed, cut, torn and appended to by many: what the chain of hashes must show.
+
 use super::*;
 
 fn event(step: u64) -> Event {

@@ -17,8 +17,8 @@ pub(super) struct Expected {
 }
 
 impl Expected {
-    /// Reads the manifest of the source. Errors: those of [`Manifest::open`] and of reading its parts; `invalid_metadata`
-    /// where the record of the commit and the manifest disagree.
+    /// Reads the manifest of the source. Errors: those of [`Manifest::open`] and of reading its parts;
+    /// `invalid_metadata` where the record of the commit and the manifest disagree.
     pub(super) fn read(from: &Root, adoption: &Adoption, seal: &Seal) -> Result<Self> {
         let key = adoption.layout().file(&seal.manifest);
         let disagree = |what: &str| {

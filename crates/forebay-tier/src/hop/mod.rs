@@ -3,7 +3,7 @@
 //! # What happens
 //!
 //! 1. The commit is read and checked ([`Adoption`]), the manifest against the hash in `.metadata`, the checksums of
-//!    files out of the manifest ([`expected`]). A reader's lease holds off a prune of the source meanwhile.
+//!    files out of the manifest (`expected`). A reader's lease holds off a prune of the source meanwhile.
 //! 2. Each mover copies the files of its [`Share`], a few at a time, in parts. A part is summed up as it passes; before
 //!    a file gets its name there, the sum must be that of the manifest and the bytes there must be the same: read back,
 //!    or by the store's own checksums where it has them ([`ReadBack`]).
@@ -11,18 +11,18 @@
 //!
 //! # Resuming, and several at once
 //!
-//! The destination is the journal. A file has its name there only when it is whole, checked and durable: on a store that
-//! shows data while it is written, it is written under a name of the mover's own among the records of the attempt, and
-//! published; a bucket shows an object when it is complete, so there it is written under its name. So a mover that was
-//! killed at any instant sends again what it had under way, one file for each that it copies at a time, and nothing else;
-//! and two that copy the same file do no harm: one of them is told that it is there. There is nothing beside it that
-//! could be lost, or say something else than what is there.
+//! The destination is the journal. A file has its name there only when it is whole, checked and durable: on a store
+//! that shows data while it is written, it is written under a name of the mover's own among the records of the attempt,
+//! and published; a bucket shows an object when it is complete, so there it is written under its name. So a mover that
+//! was killed at any instant sends again what it had under way, one file for each that it copies at a time, and nothing
+//! else; and two that copy the same file do no harm: one of them is told that it is there. There is nothing beside it
+//! that could be lost, or say something else than what is there.
 //!
 //! A file is the unit, because no store can go on with an object that another process began; large steps should be
 //! saved as several files.
 //!
-//! Errors leave what has arrived: the same call later goes on. What nobody goes on with is an attempt that shows no sign
-//! of life, and a collector of that store removes it.
+//! Errors leave what has arrived: the same call later goes on. What nobody goes on with is an attempt that shows no
+//! sign of life, and a collector of that store removes it.
 
 mod copy;
 mod expected;
@@ -139,10 +139,11 @@ pub struct HopReport {
     pub repeats: u32,
 }
 
-/// Copies this mover's share of a step, and commits it there if nothing is missing. `watch` hears of bytes of the share.
+/// Copies this mover's share of a step, and commits it there if nothing is missing. `watch` hears of bytes of the
+/// share.
 ///
-/// Errors: those of [`Adoption::read`] and [`Adoption::publish`]; `checksum`, naming the store at fault, where bytes are
-/// not those that were saved; `file_changed` where the source was pruned or replaced meanwhile; `cancelled`; I/O of
+/// Errors: those of [`Adoption::read`] and [`Adoption::publish`]; `checksum`, naming the store at fault, where bytes
+/// are not those that were saved; `file_changed` where the source was pruned or replaced meanwhile; `cancelled`; I/O of
 /// either store. After any of them the same call goes on where it was.
 pub fn hop(
     from: &Side,

@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use forebay_checkpoint::commit::{FileRef, MANIFEST_PREFIX};
 use forebay_error::{Code, Error, Result};
 
-/// The files of some ranks: a file belongs to the rank in its name, the manifest to the rank that wrote it. Movers share
-/// a step when every rank is in the share of one of them; one in none is never moved, and the step never committed.
+/// The files of some ranks: a file belongs to the rank in its name, the manifest to the rank that wrote it. Movers
+/// share a step when every rank is in the share of one of them; one in none is never moved, and the step never
+/// committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Share {
     mover: u32,

@@ -27,8 +27,8 @@ impl Rules {
         view.line_of(tier).filter(goes).collect()
     }
 
-    /// What to take away from a tier for `bytes` more, the oldest first: what goes anyhow; then what the rules would keep
-    /// but is neither pinned nor the newest, and is committed elsewhere. `None` where that is not enough.
+    /// What to take away from a tier for `bytes` more, the oldest first: what goes anyhow; then what the rules would
+    /// keep but is neither pinned nor the newest, and is committed elsewhere. `None` where that is not enough.
     pub fn reclaim(&self, view: &View, tier: usize, bytes: u64) -> Option<Vec<u64>> {
         let Some(capacity) = self.tiers.get(tier)?.capacity else { return Some(Vec::new()) };
         let mut over = view.used(tier).saturating_add(bytes).saturating_sub(capacity);

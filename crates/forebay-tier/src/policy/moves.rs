@@ -17,8 +17,8 @@ pub struct Order {
 }
 
 impl View {
-    /// Whether a tier had the step and let it go, or never needs it: a still farther one has this commit, and steps come
-    /// hop by hop.
+    /// Whether a tier had the step and let it go, or never needs it: a still farther one has this commit, and steps
+    /// come hop by hop.
     pub(super) fn passed_by(&self, tier: usize, step: u64, copy: &StepCopy) -> bool {
         (tier + 1..self.tiers.len()).any(|farther| self.has(farther, step, copy.attempt))
     }

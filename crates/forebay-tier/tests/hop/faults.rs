@@ -31,7 +31,9 @@ struct Flipping {
 impl Flipping {
     fn flips(&self) -> bool {
         let now = self.count.fetch_add(1, Ordering::Relaxed);
-        now == self.at || (self.every > 0 && now > self.at && (now - self.at) % self.every == 0)
+        let after = now.checked_sub(self.at);
+        after
+            .is_some_and(|after| after == 0 || (self.every > 0 && after.is_multiple_of(self.every)))
     }
 }
 

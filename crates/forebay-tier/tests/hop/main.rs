@@ -6,5 +6,6 @@ mod faults;
 mod kills;
 mod limited;
 mod movers;
+mod nearest;
 mod places;
 mod world;

@@ -162,8 +162,8 @@ impl Checkpoint {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// The pickles of objects, by the numbers of their entries, at most 4096: what an archive has as `data.pkl`, compared
-    /// with its checksum. `None` for what is large or odd: `object` reads it.
+    /// The pickles of objects, by the numbers of their entries, at most 4096: what an archive has as `data.pkl`,
+    /// compared with its checksum. `None` for what is large or odd: `object` reads it.
     fn pickles<'py>(&self, py: Python<'py>, numbers: Vec<usize>) -> Result<Bound<'py, PyList>> {
         let reader = self.inner.clone();
         let pickles = interruptible(py, move |_| reader.pickles(&numbers))?;

@@ -1,8 +1,8 @@
 //! Many objects at once.
 //!
-//! A state of twenty thousand small values is twenty thousand items of some hundred bytes. One by one each would open its
-//! file anew, and hand over an archive that Python takes apart again; so what is small comes as the pickle in it, read
-//! and compared with its checksum in one call for thousands. What is large, compressed or odd is left to
+//! A state of twenty thousand small values is twenty thousand items of some hundred bytes. One by one each would open
+//! its file anew, and hand over an archive that Python takes apart again; so what is small comes as the pickle in it,
+//! read and compared with its checksum in one call for thousands. What is large, compressed or odd is left to
 //! [`Reader::object_bytes`], which also says what is wrong with it.
 
 use forebay_error::{Code, Error, Result};

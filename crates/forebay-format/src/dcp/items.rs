@@ -109,8 +109,8 @@ pub fn pickle_of_item(item: &dyn ReadAt) -> Result<Vec<u8>> {
     pickle_of(&Archive::open(item, 0, item.size())?)
 }
 
-/// Whether a pickle of an item may be given to Python's own unpickler: it is whole, keeps no more than it has bytes for,
-/// and its keys can be hashed in reasonable time. What it calls is not asked. Errors: `invalid_item`.
+/// Whether a pickle of an item may be given to Python's own unpickler: it is whole, keeps no more than it has bytes
+/// for, and its keys can be hashed in reasonable time. What it calls is not asked. Errors: `invalid_item`.
 pub fn check_pickle(pickle: &[u8]) -> Result<()> {
     parse(pickle, &Options::ITEM).map(drop)
 }

@@ -8,7 +8,8 @@
 //! The state is that of a sharded optimizer: every tensor is cut over all ranks along its first dimension, each rank
 //! stores one chunk of at most 1 MiB of each. Parts are made by the code of saves (`save::sketch_part`), with the
 //! layout of files that they have. Nothing but the manifest is written, and it is written twice over: parts are made
-//! once for the builder and once for the file, so that memory stays bounded. All numbers are of this process on this machine;
+//! once for the builder and once for the file, so that memory stays bounded. All numbers are of this process on this
+//! machine;
 //! sizes do not depend on either.
 
 use std::fs::File;

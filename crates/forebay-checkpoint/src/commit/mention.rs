@@ -2,7 +2,8 @@
 //!
 //! A collector removes what the commit does not need, and knows that from one line of `.metadata`, or from a record
 //! beside it. Either can be damaged. Names of files are text in any form of `.metadata`, so before anything goes its
-//! bytes are searched for the names of what is to go: nothing has to be understood for that, and no length to be believed.
+//! bytes are searched for the names of what is to go: nothing has to be understood for that, and no length to be
+//! believed.
 //! There are several such names in every commit, so that no single flipped bit hides them all.
 
 use forebay_engine::{RangeSource, read_exact_at};

@@ -61,7 +61,7 @@ fn cold_loads_are_cold_or_refused() {
         assert!(is_empty(folder.path()));
     }
     let odd = run(&["bench", "load", "--gb", "1", text(folder.path())]);
-    assert_eq!(odd.status.code(), Some(1), "a size for a model that is given");
+    assert_eq!(odd.status.code(), Some(2), "a size for a model that is given");
 }
 
 #[test]

@@ -30,6 +30,10 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from peers import environment  # noqa: E402
+
 
 def state_of(gb: float, device: str, tensors: int = 120) -> dict:
     """fp32 tensors like those of a model with its optimizer: a few large, many middling."""
@@ -341,7 +345,7 @@ def main() -> int:
         except subprocess.TimeoutExpired:
             found[name] = {"error": "timed out"}
         print(show(name, found[name]), flush=True)
-        Path(args.out).write_text(json.dumps({"command": sys.argv, "sections": found}, indent=1))
+        Path(args.out).write_text(json.dumps({"command": environment.without_folders(sys.argv), "sections": found}, indent=1))
         shutil.rmtree(args.folder, ignore_errors=True)
     return 0
 

@@ -21,6 +21,10 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from peers import environment  # noqa: E402
+
 WARM = 20
 
 
@@ -107,7 +111,7 @@ def main() -> int:
         runs.append({"mode": mode, **found})
         print(f"{mode:8} p50 {found['p50'] * 1e3:.2f} ms p99 {found['p99'] * 1e3:.2f} ms "
               f"max {found['max'] * 1e3:.2f} ms", flush=True)
-        Path(args.out).write_text(json.dumps({"command": sys.argv, "runs": runs}, indent=1))
+        Path(args.out).write_text(json.dumps({"command": environment.without_folders(sys.argv), "runs": runs}, indent=1))
     shutil.rmtree(args.folder, ignore_errors=True)
     return 0
 

@@ -12,6 +12,14 @@ GPU_FIELDS = ("name", "driver_version", "memory.total", "pcie.link.gen.current",
               "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max")
 
 
+def without_folders(words: list[str]) -> str:
+    """A command as one line, its files and folders by their last names: also those behind a `=`."""
+    def short(word: str) -> str:
+        name, equals, value = word.rpartition("=")
+        return name + equals + (Path(value).name if value.startswith("/") else value)
+    return " ".join([Path(words[0]).name] + [short(word) for word in words[1:]])
+
+
 def _read(path: str) -> str | None:
     try:
         return Path(path).read_text().strip()

@@ -259,8 +259,7 @@ class Bench:
 
 def command_line() -> str:
     """The command without the folders of this machine."""
-    return " ".join([Path(sys.argv[0]).name] + [
-        Path(a).name if a.startswith("/") else a for a in sys.argv[1:]])
+    return environment.without_folders(sys.argv)
 
 
 def parse(argv=None):

@@ -93,8 +93,11 @@ fn short_blocks_of_any_alignment() {
 }
 
 #[test]
-#[ignore = "takes minutes; `short_blocks_of_any_alignment` takes some of these"]
 fn every_length_up_to_5000() {
+    if std::env::var("FOREBAY_FULL").as_deref() != Ok("1") {
+        eprintln!("skipped: takes minutes, set FOREBAY_FULL=1; the test above takes some of these");
+        return;
+    }
     let kernel = ptx::read(PTX);
     for len in 0..=5000 {
         checksums(&kernel, &[(len * 7 % 1031, len)], 1);

@@ -17,8 +17,8 @@ use forebay_format::{
     Catalog, CatalogFile, Check, Fault, Format, Model, OpenFile, Piece, Stored, TensorEntry,
     parallel,
 };
-use forebay_tensor::{Dtype, Region, byte_len};
-use std::collections::{BTreeSet, HashMap};
+use forebay_tensor::byte_len;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -117,17 +117,7 @@ impl Opened {
                 tensor.stored = Stored::Pieces(Vec::new());
             }
         }
-        jobs.sort_by_key(|job| (job.chunk.file, job.chunk.offset));
-        let located = parallel::map(&jobs, |job| Ok(job.locate(checkpoint)));
-        let mut parts = Parts::default();
-        for (job, located) in jobs.iter().zip(located) {
-            if let Some(tensor) = catalog.tensors.get_mut(job.number) {
-                parts.add(tensor, job, located?);
-            }
-        }
-        catalog.tensors.iter_mut().for_each(settle);
-        parts.checks.sort_by_key(|check| (check.file, check.offset));
-        parts.checks.dedup();
+        let parts = Parts::of(checkpoint, jobs, &mut catalog.tensors)?;
         (catalog.files, catalog.checks) = (parts.catalog, parts.checks);
         catalog.has_blocks = matches!(checkpoint.origin, Origin::Forebay(_));
         Ok(Model { catalog, files: parts.files })
@@ -169,10 +159,10 @@ impl Checkpoint {
 }
 
 /// A chunk to find.
-struct Job<'c> {
-    number: usize,
-    entry: &'c Entry,
-    chunk: &'c Chunk,
+pub(super) struct Job<'c> {
+    pub(super) number: usize,
+    pub(super) entry: &'c Entry,
+    pub(super) chunk: &'c Chunk,
 }
 
 impl Job<'_> {
@@ -197,14 +187,34 @@ impl Job<'_> {
 
 /// A catalog in the making: only the files that are needed, in the order of their first use.
 #[derive(Default)]
-struct Parts {
-    catalog: Vec<CatalogFile>,
-    files: Vec<Arc<OpenFile>>,
+pub(super) struct Parts {
+    pub(super) catalog: Vec<CatalogFile>,
+    pub(super) files: Vec<Arc<OpenFile>>,
     numbers: HashMap<u32, usize>,
-    checks: Vec<Check>,
+    pub(super) checks: Vec<Check>,
 }
 
 impl Parts {
+    /// Opens what is wanted, in the order of the files, and gives each tensor its pieces.
+    pub(super) fn of(
+        checkpoint: &Checkpoint,
+        mut jobs: Vec<Job<'_>>,
+        tensors: &mut [TensorEntry],
+    ) -> Result<Self> {
+        jobs.sort_by_key(|job| (job.chunk.file, job.chunk.offset));
+        let located = parallel::map(&jobs, |job| Ok(job.locate(checkpoint)));
+        let mut parts = Self::default();
+        for (job, located) in jobs.iter().zip(located) {
+            if let Some(tensor) = tensors.get_mut(job.number) {
+                parts.add(tensor, job, located?);
+            }
+        }
+        tensors.iter_mut().for_each(settle);
+        parts.checks.sort_by_key(|check| (check.file, check.offset));
+        parts.checks.dedup();
+        Ok(parts)
+    }
+
     /// Adds what was found of a chunk to its tensor. One fault decides for the whole tensor.
     fn add(
         &mut self,
@@ -287,75 +297,5 @@ fn settle(tensor: &mut TensorEntry) {
     let is_whole = first.region.is_whole(&tensor.shape) && first.strides.is_none();
     if is_whole && pieces.len() == 1 {
         tensor.stored = Stored::Run;
-    }
-}
-
-impl Checkpoint {
-    /// A model of these regions, `(number of the entry, region)`: only the chunks that share elements with one of
-    /// them are opened. Its tensors have the names of the entries.
-    ///
-    /// Errors: `usage` for an entry that is no tensor; `bad_slice` for a region outside of its tensor.
-    pub fn model_for(&self, wants: &[(usize, Region)]) -> Result<Model> {
-        let mut tensors: Vec<TensorEntry> = Vec::new();
-        let mut numbers: HashMap<usize, usize> = HashMap::new();
-        let mut chosen: BTreeSet<(usize, usize)> = BTreeSet::new();
-        for (entry, region) in wants {
-            let (own, dtype, shape, chunks) = self.tensor_of(*entry)?;
-            region.check_within(shape).map_err(|error| self.place(&own.name, error))?;
-            let number = *numbers.entry(*entry).or_insert(tensors.len());
-            if number == tensors.len() {
-                tensors.push(TensorEntry {
-                    name: own.name.clone(),
-                    dtype,
-                    shape: shape.to_vec(),
-                    file: 0,
-                    offset: 0,
-                    bytes: byte_len(dtype, shape)?,
-                    stored: Stored::Pieces(Vec::new()),
-                });
-            }
-            let touched = |chunk: &Chunk| chunk.region.intersect(region).is_some();
-            let touched = chunks.iter().enumerate().filter(|(_, chunk)| touched(chunk));
-            chosen.extend(touched.map(|(place, _)| (*entry, place)));
-        }
-        let mut jobs = Vec::with_capacity(chosen.len());
-        for (entry, place) in chosen {
-            let (own, _, _, chunks) = self.tensor_of(entry)?;
-            if let (Some(chunk), Some(&number)) = (chunks.get(place), numbers.get(&entry)) {
-                jobs.push(Job { number, entry: own, chunk });
-            }
-        }
-        jobs.sort_by_key(|job| (job.chunk.file, job.chunk.offset));
-        let located = parallel::map(&jobs, |job| Ok(job.locate(self)));
-        let mut parts = Parts::default();
-        for (job, located) in jobs.iter().zip(located) {
-            if let Some(tensor) = tensors.get_mut(job.number) {
-                parts.add(tensor, job, located?);
-            }
-        }
-        tensors.iter_mut().for_each(settle);
-        parts.checks.sort_by_key(|check| (check.file, check.offset));
-        parts.checks.dedup();
-        let format = match self.origin {
-            Origin::HfShards => Format::SafetensorsShards,
-            Origin::Dcp { .. } | Origin::Forebay(_) => Format::Dcp,
-        };
-        let mut catalog = Catalog::new(format, None, parts.catalog, tensors, Vec::new())?;
-        catalog.checks = parts.checks;
-        catalog.has_blocks = matches!(self.origin, Origin::Forebay(_));
-        Ok(Model { catalog, files: parts.files })
-    }
-
-    fn tensor_of(&self, entry: usize) -> Result<(&Entry, Dtype, &[u64], &[Chunk])> {
-        let Some(entry) = self.entries.get(entry) else {
-            return Err(Error::new(Code::Usage, format!("there is no entry {entry}")));
-        };
-        match &entry.kind {
-            Kind::Tensor { dtype, shape, chunks } => Ok((entry, *dtype, shape, chunks)),
-            Kind::Object { .. } => {
-                let error = Error::new(Code::Usage, "is an object, no tensor");
-                Err(self.place(&entry.name, error))
-            }
-        }
     }
 }

@@ -17,6 +17,7 @@ mod files;
 mod hf;
 mod item;
 pub(crate) mod ours;
+mod regions;
 mod verify;
 mod verify_ours;
 
@@ -30,7 +31,10 @@ use files::DataFolder;
 use forebay_error::{Code, Error, Result};
 use forebay_format::shown;
 use forebay_format::torch_zip::PlainObject;
+use forebay_tensor::ChunkIndex;
+use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Mutex;
 
 /// Who wrote a checkpoint, and what is known of that.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +107,8 @@ pub struct Checkpoint {
     folder: DataFolder,
     /// Places in `entries`, sorted by name.
     by_name: Vec<u32>,
+    /// Of entries of many chunks, by their places: which chunks meet a region. Made at first use.
+    indexes: Mutex<HashMap<usize, ChunkIndex>>,
 }
 
 impl Checkpoint {
@@ -140,7 +146,18 @@ impl Checkpoint {
         by_name.sort_by_key(|&at| entries.get(at as usize).map(|entry| entry.name.as_str()));
         let folder = DataFolder::new(folder, files.len());
         let (attributes, file_crcs) = (Vec::new(), Vec::new());
-        Ok(Self { origin, entries, files, attributes, warnings, file_crcs, folder, by_name })
+        let indexes = Mutex::default();
+        Ok(Self {
+            origin,
+            entries,
+            files,
+            attributes,
+            warnings,
+            file_crcs,
+            folder,
+            by_name,
+            indexes,
+        })
     }
 
     /// Where it is.

@@ -254,10 +254,12 @@ def test_what_latest_names_loads_at_that_moment(tmp_path: Path) -> None:
 
 
 def _abandon(directory: Path, step: int, source: int) -> Path:
-    """What a writer leaves that is killed just before it publishes: all but `.metadata`."""
+    """What a writer leaves that is killed just before it commits: all but `.metadata` and the decision for it."""
     folder = directory / f"step-{step}"
     shutil.copytree(directory / f"step-{source}", folder)
     (folder / ".metadata").unlink()
+    for decision in (folder / ".forebay").glob("*/decision"):
+        decision.unlink()
     return folder
 
 

@@ -46,9 +46,12 @@ fn s3s() -> Result<PathBuf> {
         println!("target/tools has s3s-fs");
         return Ok(program);
     }
+    // In debug form: it is built for a minute less, and tests do not ask how fast it is.
     let name = format!("s3s-fs@{S3S}");
     let mut install = cargo();
-    install.args(["install", &name, "--locked", "--features", "binary", "--root"]).arg(&tools);
+    install
+        .args(["install", &name, "--locked", "--debug", "--features", "binary", "--root"])
+        .arg(&tools);
     // The product's flags and folder are not for it.
     install.env_remove("RUSTFLAGS").env("CARGO_TARGET_DIR", tools.join("build"));
     run(&mut install).map_err(|failure| failure.hint("tests of buckets need a server"))?;

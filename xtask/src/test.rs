@@ -7,10 +7,13 @@
 use std::process::Command;
 
 use crate::command::{cargo, run};
-use crate::failure::Result;
-use crate::python::Python;
+use crate::failure::{Failure, Result};
+use crate::python::{Python, Venv};
 use crate::servers::Servers;
 use crate::{heading, torch_env};
+
+/// Most processes that run Python tests at once.
+const WORKERS_MAX: usize = 8;
 
 pub(crate) fn run_tests(full: bool) -> Result {
     heading(if full { "tests, with those that take long" } else { "tests" });
@@ -26,31 +29,48 @@ fn rust(full: bool) -> Result {
     heading("the simulated GPU");
     // A C library, which tests find by its file: Cargo builds none for a test.
     run(cargo().args(["build", "--locked", "--package", "forebay-simgpu"]))?;
-    heading("servers for tests");
-    let servers = Servers::ready()?;
+    heading("servers and packages for tests");
+    let (servers, torch) = ready()?;
     heading("Rust tests");
     let mut tests = cargo();
     // The Python module is a library for an interpreter to load: it has no test program.
     tests.args(["test", "--locked", "--workspace", "--exclude", "forebay-python"]);
     tests.env("PYO3_PYTHON", Python::find()?.program);
-    tests.env("FOREBAY_TEST_PYTHON", torch_env::ready()?.interpreter());
+    tests.env("FOREBAY_TEST_PYTHON", torch.interpreter());
     servers.tell(&mut tests);
     run(with_full(&mut tests, full))
+}
+
+/// One is compiled, the other is downloaded: at once, where neither is there yet.
+fn ready() -> Result<(Servers, Venv)> {
+    std::thread::scope(|scope| {
+        let torch = scope.spawn(torch_env::ready);
+        let servers = Servers::ready()?;
+        let torch = torch.join().map_err(|_| Failure::new("the installation of torch panicked"))?;
+        Ok((servers, torch?))
+    })
 }
 
 fn python(full: bool) -> Result {
     heading("Python tests");
     let venv = torch_env::ready()?;
     let manifest = "python/Cargo.toml";
-    run(venv.program("maturin").args([
-        "develop",
-        "--release",
-        "--locked",
-        "--manifest-path",
-        manifest,
-    ]))?;
+    let mut build = venv.program("maturin");
+    build.args(["develop", "--locked", "--manifest-path", manifest]);
+    // The dependencies are built already for the Rust tests, and overflows are found. What users get is built in full.
+    if full {
+        build.arg("--release");
+    }
+    run(&mut build)?;
     let mut tests = venv.python();
     tests.args(["-m", "pytest", "-ra", "python/tests"]);
+    // They mostly wait: for other processes, and for times that must pass. With what takes long, and on a GPU, each has
+    // the machine to itself.
+    if !full {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        tests.args(["--numprocesses", &(processors + 1).min(WORKERS_MAX).to_string()]);
+        tests.args(["--dist", "worksteal"]);
+    }
     run(with_full(&mut tests, full))
 }
 

@@ -12,7 +12,8 @@ const NAME: &str = "torch";
 
 /// `safetensors` is pinned, because the tests compare verdicts with it.
 const REQUIREMENTS: &[&[&str]] = &[
-    &["maturin>=1.9,<2", "pytest", "numpy", "hypothesis", "safetensors==0.8.0", "torch"],
+    &["maturin>=1.9,<2", "pytest", "pytest-xdist>=3.6"],
+    &["numpy", "hypothesis", "safetensors==0.8.0", "torch"],
     // Kills a training job at its changes to the disk; needs nothing but the standard library. Pinned: tests read its
     // table.
     &["--no-deps", "ckpt-chaos==0.1.8"],

@@ -7,6 +7,7 @@
 //!   Decisions only: nothing is moved or removed there.
 //! - [`nearest`]: from which tier to restore: the nearest copy that verifies.
 //! - [`audit_log`]: who moved or removed what, in a chain of hashes.
+//! - [`status`]: what is seen of all that.
 //!
 //! Everything is over [`Store`](forebay_store::Store), so a folder and a bucket are one code.
 
@@ -15,3 +16,4 @@ pub mod hop;
 pub mod limits;
 pub mod nearest;
 pub mod policy;
+pub mod status;

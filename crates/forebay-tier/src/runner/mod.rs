@@ -1,0 +1,3 @@
+//! The runner.
+mod action;
+pub use action::{Action, Outcome, RemovedStep};

@@ -11,6 +11,7 @@ use super::dead::Pulses;
 use super::epoch;
 use super::hints::{Hint, Hints};
 use super::id::{AttemptId, StructureHash};
+use super::marks::Marks;
 use super::names::{self, Layout};
 use super::policy::Policy;
 use super::record::{Base, Beat, Begin, Decision, encode};
@@ -178,6 +179,9 @@ impl Attempt {
             Some(current) => Expect::Version(current.version.clone()),
             None => Expect::Absent,
         };
+        if current.is_some() {
+            Marks::check_unheld(&self.root, self.spec.step)?;
+        }
         if current.is_some() && !self.policy.overwrite {
             let what = format!("step {} is committed already", self.spec.step);
             let error = Error::new(Code::AlreadyExists, what);

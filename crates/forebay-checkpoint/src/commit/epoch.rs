@@ -4,6 +4,8 @@
 //! refused when they begin and before they publish, and what they had under way is withdrawn. Steps that an old writer
 //! still got in are complete, but not on the new writer's line, so `latest` does not follow them.
 
+use std::time::Duration;
+
 use forebay_error::{Code, Error, Result};
 
 use super::id::RunId;
@@ -98,7 +100,7 @@ pub(crate) fn check(root: &Root, epoch: u64) -> Result<()> {
 
 /// The epoch of a step's commit, and which save of its run it was.
 fn place_of(root: &Root, step: u64) -> Result<(u64, Option<u32>)> {
-    let commit = super::steps::step_state(root, step)?.and_then(|state| state.commit);
+    let commit = super::steps::step_state(root, step, Duration::ZERO)?.and_then(|state| state.commit);
     let Some(commit) = commit else { return Ok((0, None)) };
     match commit.damage {
         None => Ok((commit.epoch, commit.attempt.map(|attempt| attempt.save))),

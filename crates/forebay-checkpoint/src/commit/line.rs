@@ -13,6 +13,8 @@
 //! Damage is never stepped over in silence: a commit that cannot be read keeps its place on the line as far as that is
 //! known (one of no known epoch: by its number), and a damaged claim ends the walk, because below it nobody knows.
 
+use std::collections::{BTreeMap, HashSet};
+
 use forebay_error::{Code, Error, Result};
 
 use super::census::is_damage;
@@ -21,7 +23,7 @@ use super::id::AttemptId;
 use super::names::step_folder;
 use super::record::EpochClaim;
 use super::root::Root;
-use super::steps::{State, StepState, steps};
+use super::steps::{CommitInfo, State, StepState, steps};
 
 /// Most steps that an error lists.
 const LISTED_MAX: usize = 12;
@@ -132,20 +134,92 @@ fn walk(
 
 /// The newest line, of a listing.
 pub(crate) fn of_listing(root: &Root, states: &[StepState]) -> Result<Line> {
-    let commits = || states.iter().filter_map(|state| Some((state.step, state.commit.as_ref()?)));
-    let known = commits().filter(|(_, commit)| !commit.epoch_lost);
+    let commits = states.iter().filter_map(|state| Some((state.step, state.commit.as_ref()?)));
+    let commits: Vec<_> = commits.collect();
+    of_commits(&commits, &epoch::all(root)?, |epoch| epoch::read(root, epoch))
+}
+
+fn of_commits(
+    commits: &[(u64, &CommitInfo)],
+    epochs: &[u64],
+    claim: impl FnMut(u64) -> Result<Option<EpochClaim>>,
+) -> Result<Line> {
+    let known = commits.iter().filter(|(_, commit)| !commit.epoch_lost);
     let known: Vec<Place> = known
-        .map(|(step, commit)| Place { step, epoch: commit.epoch, attempt: commit.attempt })
+        .map(|(step, commit)| Place { step: *step, epoch: commit.epoch, attempt: commit.attempt })
         .collect();
-    let (mut order, cut) = walk(&known, &epoch::all(root)?, |epoch| epoch::read(root, epoch))?;
-    let lost = commits().filter(|(_, commit)| commit.epoch_lost).map(|(step, _)| step);
+    let (mut order, cut) = walk(&known, epochs, claim)?;
+    let lost = commits.iter().filter(|(_, commit)| commit.epoch_lost).map(|(step, _)| *step);
     for step in lost {
         let at = order.iter().rposition(|on_line| *on_line < step).map_or(0, |at| at + 1);
         order.insert(at, step);
     }
     let is_damaged =
-        |step: u64| commits().any(|(of, commit)| of == step && commit.damage.is_some());
+        |step: u64| commits.iter().any(|(of, commit)| *of == step && commit.damage.is_some());
     Ok(Line::new(order, is_damaged, cut))
+}
+
+/// The claims of epochs of one or more roots that hold commits of the same job.
+#[derive(Clone, Default)]
+pub struct Claims {
+    known: BTreeMap<u64, Option<EpochClaim>>,
+}
+
+/// Commits in their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ranked {
+    /// Those of the newest epoch's line that can be read, the newest last.
+    pub line: Vec<u64>,
+    /// Those that can be read and are on no line that goes on: of lives of the job that were left behind, or below a
+    /// claim that is damaged.
+    pub off_line: Vec<u64>,
+}
+
+impl Claims {
+    /// Reads those of a root that are not known yet: a claim never changes. One that is damaged here may be sound in
+    /// another root.
+    pub fn add(&mut self, root: &Root) -> Result<()> {
+        for number in epoch::all(root)? {
+            if matches!(self.known.get(&number), Some(Some(_))) {
+                continue;
+            }
+            match epoch::read(root, number) {
+                Ok(Some(claim)) => drop(self.known.insert(number, Some(claim))),
+                Ok(None) => {}
+                Err(error) if is_damage(&error) => drop(self.known.entry(number).or_default()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Those of others, too.
+    pub fn merge(&mut self, other: &Self) {
+        for (number, claim) in &other.known {
+            let known = self.known.entry(*number).or_default();
+            if known.is_none() {
+                known.clone_from(claim);
+            }
+        }
+    }
+
+    /// Puts commits of different steps in their order.
+    pub fn rank(&self, commits: &[(u64, &CommitInfo)]) -> Ranked {
+        let epochs: Vec<u64> = self.known.keys().copied().collect();
+        let claim = |number: u64| match self.known.get(&number) {
+            Some(Some(claim)) => Ok(Some(claim.clone())),
+            Some(None) => Err(Error::new(Code::InvalidMetadata, "the claim of an epoch is damaged")),
+            None => Ok(None),
+        };
+        // Errors that are not damage cannot come of what is in memory.
+        let line = of_commits(commits, &epochs, claim).map(|line| line.steps).unwrap_or_default();
+        let on_line: HashSet<u64> = line.iter().copied().collect();
+        let sound = commits.iter().filter(|(_, commit)| commit.damage.is_none());
+        let mut off: Vec<_> = sound.filter(|(step, _)| !on_line.contains(step)).collect();
+        let save = |commit: &CommitInfo| commit.attempt.map(|attempt| attempt.save);
+        off.sort_by_key(|(step, commit)| (commit.epoch, save(commit), *step));
+        Ranked { line, off_line: off.into_iter().map(|(step, _)| *step).collect() }
+    }
 }
 
 impl Line {

@@ -90,6 +90,7 @@ mod hints;
 mod id;
 mod lease;
 mod line;
+mod marks;
 mod mention;
 mod names;
 mod policy;
@@ -114,18 +115,19 @@ pub use epoch::claim;
 pub use gc::{GcOptions, GcReport, gc, gc_folder};
 pub use hints::{Answer, Board, Hint, Hints, Order, Pulse, Suspect};
 pub use id::{AttemptId, RunId, StructureHash};
-pub use line::{latest, require};
+pub use line::{Claims, Ranked, latest, require};
+pub use marks::{Hold, Marks, PIN_NAME_BYTES_MAX, Pin};
 pub use names::{
     Layout, MANIFEST_PREFIX, METADATA, attempt_of_file, data_file, manifest, step_folder,
     step_of_folder,
 };
 pub use policy::Policy;
-pub use prune::{PruneOptions, PruneReport, Retention, prune};
+pub use prune::{PruneOptions, PruneReport, Retention, prune, retire};
 pub use publish::{Assembled, Gathered};
 pub use readers::{READ_LEASE, ReadLease};
 pub use record::{Failure, FileRef};
 pub use root::{Identify, Root};
-pub use steps::{AttemptState, AttemptStatus, CommitInfo, State, StepState, numbers, steps};
+pub use steps::{AttemptState, AttemptStatus, CommitInfo, State, StepState, numbers, step_state, steps};
 pub use watch::Committed;
 
 /// Random bits, from the keys that the standard library gets of the system; no secret. Process and time are part of it,

@@ -43,6 +43,8 @@ pub fn step_of_folder(name: &str) -> Option<u64> {
 ///     unpublished-<..>  what was `.metadata`, until the data is gone
 ///   .forebay/readers/<16 hex digits>     a reader's lease (Beat)
 /// .forebay/epoch/<8 hex digits>          who writes the root (EpochClaim)
+/// .forebay/pins/<NAME>                   a name for a step, which keeps it (Pin)
+/// .forebay/holds/<STEP>                  a step that may be neither removed nor replaced (Hold)
 /// .forebay/alive/<run>/beat-<rank>       a counter of a rank that hints do not get through of (Beat)
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,6 +14,7 @@ use super::aside::{Announced, announce, unpublish};
 use super::gc::{GcOptions, GcReport, gc, settle, sweep};
 use super::id::AttemptId;
 use super::line;
+use super::marks::Marks;
 use super::names::Layout;
 use super::root::Root;
 use super::steps::{StepState, steps};
@@ -62,28 +63,70 @@ impl Retention {
     }
 }
 
-/// Removes the commits that the retention does not keep. Dry runs change nothing.
+/// Removes the commits that neither the retention nor a [pin or hold](Marks) keeps. Dry runs change nothing.
+///
+/// Errors: I/O; `invalid_metadata` where a pin cannot be read.
 pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Result<PruneReport> {
+    let marked = Marks::read(root)?.kept();
     let states = steps(root, Duration::ZERO)?;
     // What is damaged does not count as kept, and stays for a person to look at.
     let line = line::of_listing(root, &states)?.steps;
     let committed = states.iter().filter(|state| state.commit.is_some());
     let off_line = committed.map(|state| state.step).filter(|step| !line.contains(step)).collect();
     let mut report = PruneReport { off_line, ..PruneReport::default() };
+    let doomed = retention.doomed(&line).into_iter().filter(|step| !marked.contains(step));
+    let mut commits = Vec::new();
+    for step in doomed {
+        match states.iter().find(|state| state.step == step).and_then(own) {
+            Some(attempt) => commits.push((step, attempt)),
+            None => {
+                let what = "the step was not written by Forebay, or its commit cannot be read";
+                let error = Error::new(Code::Unsupported, what);
+                report.failed.push((step, error.hint("remove its folder by hand")));
+            }
+        }
+    }
+    let gone = remove(root, commits, options, &mut report)?;
+    if gone.is_empty() {
+        report.gc = gc(root, &options.gc)?;
+    }
+    Ok(report)
+}
+
+/// Removes these commits, whatever retention says: for callers that have decided by rules of their own. What is held is
+/// left alone, and told as failed; so is a step whose commit is another by now.
+pub fn retire(
+    root: &Root,
+    commits: &[(u64, AttemptId)],
+    options: &PruneOptions,
+) -> Result<PruneReport> {
+    let mut report = PruneReport::default();
+    let mut free = Vec::new();
+    for (step, attempt) in commits {
+        match Marks::check_unheld(root, *step) {
+            Ok(()) => free.push((*step, *attempt)),
+            Err(error) => report.failed.push((*step, error)),
+        }
+    }
+    remove(root, free, options, &mut report)?;
+    Ok(report)
+}
+
+/// Takes commits away, and their data too if that is to be waited for; says of which the data are gone now.
+fn remove(
+    root: &Root,
+    commits: Vec<(u64, AttemptId)>,
+    options: &PruneOptions,
+    report: &mut PruneReport,
+) -> Result<Vec<(Layout, AttemptId)>> {
+    if options.gc.dry_run {
+        report.unpublished.extend(commits.iter().map(|(step, _)| *step));
+        return Ok(Vec::new());
+    }
     let mut announced: Vec<(u64, Layout, AttemptId)> = Vec::new();
     let mut no_room = false;
-    for step in retention.doomed(&line) {
-        let Some(attempt) = states.iter().find(|state| state.step == step).and_then(own) else {
-            let what = "the step was not written by Forebay, or its commit cannot be read";
-            let error = Error::new(Code::Unsupported, what);
-            report.failed.push((step, error.hint("remove its folder by hand")));
-            continue;
-        };
+    for (step, attempt) in commits {
         let layout = Layout::of_step(step);
-        if options.gc.dry_run {
-            report.unpublished.push(step);
-            continue;
-        }
         match announce(root, &layout, attempt) {
             Ok(Announced::Gone) => {}
             Ok(how) => {
@@ -93,16 +136,15 @@ pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Resu
             Err(error) => report.failed.push((step, error)),
         }
     }
-    let gone = take_away(root, announced, options, &mut report);
-    if (options.wait || no_room) && !gone.is_empty() {
-        root.clock.sleep(options.gc.grace.max(settle(root, &options.gc)));
-        for (layout, attempt) in &gone {
-            sweep(root, layout, &[*attempt], &options.gc, &mut report.gc)?;
-        }
-    } else {
-        report.gc = gc(root, &options.gc)?;
+    let gone = take_away(root, announced, options, report);
+    if !(options.wait || no_room) || gone.is_empty() {
+        return Ok(Vec::new());
     }
-    Ok(report)
+    root.clock.sleep(options.gc.grace.max(settle(root, &options.gc)));
+    for (layout, attempt) in &gone {
+        sweep(root, layout, &[*attempt], &options.gc, &mut report.gc)?;
+    }
+    Ok(gone)
 }
 
 /// Unpublishes what was announced; returns what is gone.

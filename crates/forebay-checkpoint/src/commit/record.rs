@@ -7,6 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::frame;
+use super::marks::{Hold, Pin};
 
 /// Most bytes of each text in a [`Failure`], so that it always fits the room that was set aside for it.
 const TEXT_BYTES_MAX: usize = 360;
@@ -38,6 +39,8 @@ records! {
     5 "outcome" Outcome;
     6 "epoch" EpochClaim;
     7 "notice" Notice;
+    8 "pin" Pin;
+    9 "hold" Hold;
 }
 
 /// The bytes of a record with `body` after it. Errors: `unsupported` if it is too large.

@@ -150,9 +150,9 @@ pub fn steps(root: &Root, alive: Duration) -> Result<Vec<StepState>> {
     Ok(states)
 }
 
-/// One step; `None` where its folder is not there or holds nothing of a checkpoint.
-pub(crate) fn step_state(root: &Root, step: u64) -> Result<Option<StepState>> {
-    Census::take(root, &Layout::of_step(step))?.state(root, step, Duration::ZERO)
+/// One step; `None` where its folder is not there or holds nothing of a checkpoint. `alive` as in [`steps`].
+pub fn step_state(root: &Root, step: u64, alive: Duration) -> Result<Option<StepState>> {
+    Census::take(root, &Layout::of_step(step))?.state(root, step, alive)
 }
 
 impl CommitInfo {

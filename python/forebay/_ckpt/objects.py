@@ -120,33 +120,41 @@ def unpack_all(
 ) -> list[Any]:
     """The values of objects in a checkpoint: `wanted` has number and name of each entry.
 
-    Small ones come thousands at a time. Errors: as `unpack`.
+    Small ones come thousands at a time. Errors: `forbidden_global` for classes that are not known to be harmless; what
+    reading raises.
     """
     values: list[Any] = []
     for start in range(0, len(wanted), _AT_ONCE):
-        batch = wanted[start : start + _AT_ONCE]
-        pickles = checkpoint.pickles([number for number, _ in batch])
-        for (_, name), found in zip(batch, pickles, strict=True):
-            try:
-                if found is None:
-                    raise _NotPlainError
-                values.append(_PlainUnpickler(io.BytesIO(found)).load())
-            except Exception:  # noqa: BLE001
-                # More than plain data, or damaged.
-                values.append(unpack(checkpoint, name, weights_only))
+        values += _unpack_some(checkpoint, wanted[start : start + _AT_ONCE], weights_only)
     return values
 
 
-def unpack(checkpoint: _native.Checkpoint, name: str, weights_only: bool) -> Any:
-    """The value of an object in a checkpoint.
-
-    Errors: `forbidden_global` for classes that are not known to be harmless; what reading it raises.
-    """
-    return load(name, checkpoint.object(name), weights_only)
+def _unpack_some(
+    checkpoint: _native.Checkpoint, batch: Sequence[tuple[int, str]], weights_only: bool
+) -> list[Any]:
+    pickles = checkpoint.pickles([number for number, _ in batch])
+    values: list[Any] = []
+    left: list[int] = []
+    for place, found in enumerate(pickles):
+        value = None
+        try:
+            if found is None:
+                raise _NotPlainError
+            value = _PlainUnpickler(io.BytesIO(found)).load()
+        except Exception:  # noqa: BLE001
+            # More than plain data, or damaged.
+            left.append(place)
+        values.append(value)
+    archives = checkpoint.archives([batch[place][0] for place in left]) if left else []
+    for place, archive in zip(left, archives, strict=True):
+        name = batch[place][1]
+        archive = checkpoint.object(name) if archive is None else archive
+        values[place] = load(name, archive, weights_only)
+    return values
 
 
 def load(name: str, archive: bytes, weights_only: bool) -> Any:
-    """The value in the bytes of an item. Errors: as `unpack`."""
+    """The value in the bytes of an item. Errors: `forbidden_global`, `invalid_item`."""
     try:
         found = _pickle_of(archive)
         _native.Checkpoint.check_pickle(found)

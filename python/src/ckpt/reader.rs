@@ -171,6 +171,15 @@ impl Checkpoint {
         Ok(PyList::new(py, bytes)?)
     }
 
+    /// The items of objects, by the numbers of their entries, at most 4096: as `object` has them. `None` for what is
+    /// large or odd: `object` reads it.
+    fn archives<'py>(&self, py: Python<'py>, numbers: Vec<usize>) -> Result<Bound<'py, PyList>> {
+        let reader = self.inner.clone();
+        let archives = interruptible(py, move |_| reader.archives(&numbers))?;
+        let bytes = archives.iter().map(|one| one.as_ref().map(|one| PyBytes::new(py, one)));
+        Ok(PyList::new(py, bytes)?)
+    }
+
     /// Whether the pickle of an object may be given to Python's unpickler, which does not look ahead at what it asks
     /// for. Errors: `invalid_item`.
     #[staticmethod]

@@ -12,6 +12,7 @@
 mod listed;
 mod objects;
 mod ours;
+mod together;
 
 use std::path::Path;
 

@@ -1,22 +1,29 @@
 //! Many objects at once.
 //!
-//! A state of twenty thousand small values is twenty thousand items of some hundred bytes. One by one each would open
-//! its file anew, and hand over an archive that Python takes apart again; so what is small comes as the pickle in it,
-//! read and compared with its checksum in one call for thousands. What is large, compressed or odd is left to
+//! A state of a hundred thousand small values is as many items of some hundred bytes. One by one each would open its
+//! file anew, and hand over an archive that Python takes apart again; so what is small comes as the pickle in it, read
+//! together with its neighbours ([`read_together`]) and compared with its checksum in one call for thousands. Where
+//! the pickle is more than plain data, the archives come so too. What is large, compressed or odd is left to
 //! [`Reader::object_bytes`], which also says what is wrong with it.
 
 use forebay_error::{Code, Error, Result};
-use forebay_format::dcp::{check_pickle, pickle_of_item};
+use forebay_format::crc::crc32;
+use forebay_format::dcp::{ItemSpan, check_pickle, pickle_of_item, verify_object};
+use forebay_format::shown;
 
-use super::{Found, Reader, read_item};
-use crate::model::{Entry, Kind};
+use super::together::{Place, read_together};
+use super::{Found, Reader, wrong};
+use crate::model::{BLOCK_BYTES, Chunk, Entry, Kind};
 use crate::open::Checkpoint;
 
-/// The most bytes of an item whose pickle is read with others.
+/// The most bytes of an item that is read with others.
 const ITEM_BYTES_MAX: u64 = 64 << 10;
 
 /// The most objects of one call: 256 MiB at the most, together with [`ITEM_BYTES_MAX`].
 const OBJECTS_MAX: usize = 4096;
+
+/// Makes of an item that was compared with its checksums what is wanted of it; `None` leaves it to who reads it alone.
+type Take = fn(Vec<u8>, &Chunk) -> Option<Vec<u8>>;
 
 impl Reader {
     /// The pickles of objects, by their numbers among the items, each as its archive has it, and looked through (see
@@ -24,6 +31,24 @@ impl Reader {
     ///
     /// Errors: `usage` for a number of nothing or of a tensor, and for more than 4096; `checksum`; those of reading.
     pub fn pickles(&self, numbers: &[usize]) -> Result<Vec<Option<Vec<u8>>>> {
+        self.small(numbers, |item, _| {
+            pickle_of_item(&item).ok().filter(|pickle| check_pickle(pickle).is_ok())
+        })
+    }
+
+    /// The items of objects, as `torch.save` makes them; `None` where one is to be read by itself. What is in them is
+    /// not looked at.
+    ///
+    /// Errors: as [`Self::pickles`].
+    pub fn archives(&self, numbers: &[usize]) -> Result<Vec<Option<Vec<u8>>>> {
+        self.small(numbers, |item, chunk| {
+            let checked = !crcs(chunk).is_empty();
+            let whole = ItemSpan { offset: 0, length: item.len() as u64, transforms: &[] };
+            (checked || verify_object(&item, whole).is_ok()).then_some(item)
+        })
+    }
+
+    fn small(&self, numbers: &[usize], take: Take) -> Result<Vec<Option<Vec<u8>>>> {
         if numbers.len() > OBJECTS_MAX {
             let what = format!("{} objects at once, {OBJECTS_MAX} are the most", numbers.len());
             return Err(Error::new(Code::Usage, what));
@@ -36,26 +61,48 @@ impl Reader {
         match &self.found {
             Found::Ours(ours) => {
                 let some = ours.objects(&names)?;
-                let find =
-                    |name: &&str| pickle(&some, some.get(name).ok_or_else(|| ours.no_such(name))?);
-                names.iter().map(find).collect()
+                let find = |name: &&str| some.get(name).ok_or_else(|| ours.no_such(name));
+                let entries: Vec<&Entry> = names.iter().map(find).collect::<Result<_>>()?;
+                read(&some, &entries, take)
             }
             Found::Listed(listed) => {
-                let find = |name: &&str| pickle(&listed.checkpoint, listed.entry(name)?);
-                names.iter().map(find).collect()
+                let find = |name: &&str| listed.entry(name);
+                let entries: Vec<&Entry> = names.iter().map(find).collect::<Result<_>>()?;
+                read(&listed.checkpoint, &entries, take)
             }
         }
     }
 }
 
-fn pickle(checkpoint: &Checkpoint, entry: &Entry) -> Result<Option<Vec<u8>>> {
-    let Kind::Object { chunk } = &entry.kind else {
-        return Err(Error::new(Code::Usage, format!("{:?} is a tensor", entry.name)));
-    };
-    if chunk.length > ITEM_BYTES_MAX || !chunk.transforms.is_empty() {
-        return Ok(None);
+fn read(checkpoint: &Checkpoint, entries: &[&Entry], take: Take) -> Result<Vec<Option<Vec<u8>>>> {
+    let mut chunks = Vec::with_capacity(entries.len());
+    let mut places = Vec::with_capacity(entries.len());
+    for (number, entry) in entries.iter().enumerate() {
+        let Kind::Object { chunk } = &entry.kind else {
+            return Err(Error::new(Code::Usage, format!("{:?} is a tensor", entry.name)));
+        };
+        chunks.push((&entry.name, chunk));
+        if chunk.length <= ITEM_BYTES_MAX && chunk.transforms.is_empty() {
+            let (file, offset, length) = (chunk.file, chunk.offset, chunk.length);
+            places.push(Place { number, file, offset, length });
+        }
     }
-    let item = read_item(checkpoint, chunk)?;
-    // Whoever reads it by itself is told what is wrong.
-    Ok(pickle_of_item(&item).ok().filter(|pickle| check_pickle(pickle).is_ok()))
+    let mut found: Vec<Option<Vec<u8>>> = entries.iter().map(|_| None).collect();
+    let open = |file| checkpoint.open_file(file);
+    read_together(places, open, |place, file, bytes| {
+        let Some((name, chunk)) = chunks.get(place.number) else { return Ok(()) };
+        let mut pairs = crcs(chunk).iter().zip(bytes.chunks(BLOCK_BYTES as usize));
+        if !pairs.all(|(&crc, block)| crc32(block) == crc) {
+            return Err(wrong(shown(&file.path)).within(format!("object {name:?}")));
+        }
+        if let Some(slot) = found.get_mut(place.number) {
+            *slot = take(bytes.to_vec(), chunk);
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+fn crcs(chunk: &Chunk) -> &[u32] {
+    chunk.data.as_ref().map(|place| place.crcs.as_slice()).unwrap_or_default()
 }

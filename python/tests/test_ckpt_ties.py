@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -48,3 +51,54 @@ def test_neighbours_in_one_buffer_are_apart() -> None:
 def test_pieces_of_one_tensor_do_not_overlap_each_other() -> None:
     local = torch.zeros(6, 8)
     assert find_ties(["a"], [[local[:, :4], local[:, 4:]]]) == {}
+
+
+def _restored(
+    folder: Path, state: dict[str, object], step: str = "latest"
+) -> tuple[list[str], list[str]]:
+    """What a restore says in its report, and warns of."""
+    with warnings.catch_warnings(record=True) as told, forebay.Checkpointer(folder) as checkpointer:
+        warnings.simplefilter("always")
+        report = checkpointer.restore(state, step=step)
+    return report.warnings, [str(one.message) for one in told]
+
+
+def test_tied_targets_of_different_values_are_told_by_both_names(tmp_path: Path) -> None:
+    """The state that is restored into has one tensor where two were saved."""
+    nan = torch.tensor([float("nan"), 1.0])
+    with forebay.Checkpointer(tmp_path) as checkpointer:
+        saved = {"a": torch.ones(2), "b": torch.tensor([1.0, 2.0]), "c": nan, "d": nan.clone()}
+        checkpointer.save(1, saved, blocking=True)
+    tied, same = torch.zeros(2), torch.zeros(2)
+    lines, told = _restored(tmp_path, {"a": tied, "b": tied, "c": same, "d": same})
+    assert tied.tolist() == [1, 1] and same[1] == 1
+    assert len(lines) == len(told) == 1 and lines == told
+    assert "`a` and `b` are one tensor in the state" in told[0]
+
+
+def test_tied_targets_that_were_saved_tied_are_not_read_twice(tmp_path: Path) -> None:
+    weight = torch.arange(5000.0)
+    with forebay.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"a": weight, "b": weight, "c": torch.ones(())}, blocking=True)
+        into = torch.zeros(5000)
+        report = checkpointer.restore({"a": into, "b": into, "c": torch.zeros(())})
+    assert torch.equal(into, weight) and report.warnings == []
+    assert report.read_bytes < 2 * weight.nbytes
+
+
+def test_tied_targets_of_torch_checkpoints_and_of_own_values_are_compared(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    state = {"a": torch.ones(3, 2).t(), "b": torch.zeros(2, 3), "c": torch.ones(2, 3)}
+    dcp.save(dict(state), checkpoint_id=tmp_path / "stock", no_dist=True)
+    tied = torch.full((3, 2), 7.0).t()
+    into = {"a": tied, "b": tied, "c": tied}
+    lines, _ = _restored(tmp_path, into, str(tmp_path / "stock"))
+    assert len(lines) == 1 and "`a` and `b` are one tensor" in lines[0], lines
+    with forebay.Checkpointer(tmp_path / "own") as checkpointer:
+        own = {"x": torch.ones(2), "y": torch.zeros(2)}
+        checkpointer.save(1, {"w": torch.ones(1)}, per_rank=own, blocking=True)
+        both = torch.full((2,), 3.0)
+        with pytest.warns(UserWarning, match="x` and `.*y` are one tensor"):
+            checkpointer.restore({"w": torch.zeros(1)}, per_rank={"x": both, "y": both})
+    assert both.tolist() == [1, 1]

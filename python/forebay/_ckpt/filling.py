@@ -93,6 +93,19 @@ class Filling:
                 for piece, buffer in zip(batch, buffers, strict=True):
                     piece.memory.copy_(buffer)
 
+    def holds(self, pieces: list[Piece]) -> bool:
+        """Whether the memory of pieces holds, bit by bit, what the checkpoint has for them. Not a collective call."""
+        for batch in _batches(pieces):
+            wants = [(piece.entry, *piece.region) for piece in batch]
+            stored = [torch.empty(one.memory.shape, dtype=one.memory.dtype) for one in batch]
+            self.report.transfers.append(
+                read_regions(self.checkpoint, wants, stored, "host", self.threads)
+            )
+            pairs = zip(batch, stored, strict=True)
+            if not all(torch.equal(_bytes(piece.memory), _bytes(one)) for piece, one in pairs):
+                return False
+        return True
+
     def _read(self, name: str, pieces: list[Piece], memory: list[torch.Tensor]) -> None:
         wants = [(piece.entry, *piece.region) for piece in pieces]
         report = read_regions(self.checkpoint, wants, memory, name, self.threads, self._told())
@@ -110,6 +123,12 @@ class Filling:
                 progress(before + done, self._total)
 
         return told
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor's elements, on the host."""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return plain.reshape(-1).view(torch.uint8)
 
 
 def _can_be_filled(tensor: torch.Tensor) -> bool:

@@ -237,11 +237,29 @@ class _Work:
             request.progress,
         )
         filling.fill(self.targets.pieces, own, request.node_bytes)
+        self._compare_ties(filling, self.targets)
+        if self.own is not None:
+            self._compare_ties(filling, self.own.targets)
+        self.report.read_bytes = sum(int(one["read_bytes"]) for one in self.report.transfers)
         self._read_objects(self.flat, self.targets)
         if self.own is not None:
             self._read_objects(self.own.flat, self.own.targets)
             values = self._objects(self.own.objects)
             self.values += [one.giver(values) for one in self.own.made]
+
+    def _compare_ties(self, filling: Filling, targets: Targets) -> None:
+        """Whether names that are one tensor here have one value in the checkpoint: a model whose weights were not tied
+        when it was saved would go on as another one."""
+        for tie in targets.ties:
+            if self.checkpoint.is_one(*tie.entries) or filling.holds(tie.pieces):
+                continue
+            first, other = quoted(tie.first), quoted(tie.other)
+            line = (
+                f"{first} and {other} are one tensor in the state (tied), and differ in "
+                f"{self.contents.title}: both have the value of {first} now, that of {other} is not restored"
+            )
+            self.report.warnings.append(line)
+            self._lines.append(line)
 
     def _objects(self, numbers: Sequence[int]) -> dict[int, Any]:
         wanted = [(number, self.contents.stored[number][0]) for number in dict.fromkeys(numbers)]

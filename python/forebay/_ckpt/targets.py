@@ -36,6 +36,18 @@ class Piece:
     memory: torch.Tensor
 
 
+@dataclass(slots=True, eq=False)
+class Tie:
+    """Two names of one memory that a checkpoint may have two values for: the first one's goes there."""
+
+    first: str
+    other: str
+    #: Entries of both.
+    entries: tuple[int, int]
+    #: What would be read for the other.
+    pieces: list[Piece]
+
+
 @dataclass(slots=True)
 class Targets:
     """The values of a state that a checkpoint can fill."""
@@ -46,6 +58,7 @@ class Targets:
     #: Place in the flat state, and the entry and keys inside of its value (checkpoints of torch 2.3 and before).
     nested: list[tuple[int, int, Path]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    ties: list[Tie] = field(default_factory=list)
     #: Entries that something of the state stands for.
     used: set[int] = field(default_factory=set)
 
@@ -164,24 +177,26 @@ def _add_tensors(
     tensors: list[tuple[int, Held]],
     absent: list[tuple[int, Held]],
 ) -> None:
-    """Pieces of all tensors; each memory is filled once, and a tied name fills the others."""
+    """Pieces of all tensors; each memory is filled once, and a tied name fills the others. What the checkpoint has for
+    those is kept aside, to be compared."""
     both = tensors + absent
     names = [flat.names[place] for place, _ in both]
     memory = [memory_of(flat.names[place], flat.values[place], held) for place, held in both]
     pieces, _ = addresses_of(names, memory)
     check_writable([name for name, group in zip(names, memory, strict=True) for _ in group], pieces)
     ties = find_ties(names, memory)
-    filled: set[int] = set()
+    #: By the first name of a memory, the one whose value goes there.
+    filled: dict[int, int] = {}
     for at, (place, held) in enumerate(tensors):
-        if ties:
-            first = ties.get(at, at)
-            if first in filled:
-                continue
-            filled.add(first)
         number = contents.by_name[flat.names[place]]
-        for region, piece in zip(held.regions, memory[at], strict=True):
-            if 0 not in region[1]:
-                targets.pieces.append(Piece(number, region, piece))
+        regions = zip(held.regions, memory[at], strict=True)
+        wanted = [Piece(number, region, piece) for region, piece in regions if 0 not in region[1]]
+        kept = filled.setdefault(ties.get(at, at), at) if ties else at
+        if kept == at:
+            targets.pieces += wanted
+        elif wanted:
+            own = contents.by_name[names[kept]]
+            targets.ties.append(Tie(names[kept], names[at], (own, number), wanted))
     for at in range(len(tensors), len(both)):
         if not ties or ties.get(at, at) not in filled:
             targets.missing.append(names[at])

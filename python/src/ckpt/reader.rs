@@ -115,6 +115,11 @@ impl Checkpoint {
         Ok(self.inner.regions(name)?.iter().map(sides).collect())
     }
 
+    /// Whether two entries, by their numbers, are one tensor that was saved under both names.
+    fn is_one(&self, one: usize, other: usize) -> bool {
+        self.inner.is_one(one, other)
+    }
+
     /// Starts to load regions: `wants` are `(number of the entry, offsets, sizes)`. Returns `(order, session)`:
     /// target `i` of the session is `wants[order[i]]`, row-major.
     #[pyo3(signature = (engine, wants, *, threads=None, path="auto", cache="auto"))]

@@ -38,6 +38,11 @@ impl Listed {
         self.checkpoint.get(name).ok_or_else(|| no_such(name, self.checkpoint.folder()))
     }
 
+    pub(super) fn is_one(&self, one: &str, other: &str) -> bool {
+        let chunks = |name| self.checkpoint.get(name).map(Entry::chunks);
+        one == other || chunks(one) == chunks(other) && chunks(one).is_some_and(|c| !c.is_empty())
+    }
+
     pub(super) fn regions(&self, name: &str) -> Result<Vec<Region>> {
         match &self.entry(name)?.kind {
             Kind::Tensor { chunks, .. } => {

@@ -118,6 +118,17 @@ impl Reader {
         }
     }
 
+    /// Whether two items, by their numbers, are one in the checkpoint: a tensor that was saved once, under both names.
+    /// Of two that are stored apart it says no, whatever they hold.
+    pub fn is_one(&self, one: usize, other: usize) -> bool {
+        let items = self.items();
+        let (Some(one), Some(other)) = (items.get(one), items.get(other)) else { return false };
+        match &self.found {
+            Found::Ours(ours) => ours.is_one(&one.name, &other.name),
+            Found::Listed(listed) => listed.is_one(&one.name, &other.name),
+        }
+    }
+
     /// Finds regions: `(number of the item, region)`.
     ///
     /// Errors: those of [`Checkpoint::model_for`]; of ours those of [`Manifest::find`].

@@ -9,7 +9,7 @@ use forebay_format::crc::crc32;
 use forebay_tensor::Region;
 
 use super::{Item, buffer, no_side_file, no_such, wrong};
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, Value};
 use crate::model::{Chunk, DataFile, Entry, Kind};
 use crate::open::{Checkpoint, ours};
 
@@ -55,6 +55,14 @@ impl Ours {
             None => Ok(Vec::new()),
             Some(_) => self.manifest.regions_of(name),
         }
+    }
+
+    pub(super) fn is_one(&self, one: &str, other: &str) -> bool {
+        let stored = |name| match self.manifest.value(name).map(|named| &named.value) {
+            Some(Value::Alias { of }) => of.clone(),
+            _ => String::from(name),
+        };
+        stored(one) == stored(other)
     }
 
     /// A model of these regions, and of nothing else.

@@ -199,3 +199,31 @@ fn a_rank_that_cannot_write_fails_the_save_on_all_and_the_old_step_stays() {
     });
     check(&step, 2, 5);
 }
+
+#[test]
+fn verify_tells_of_objects_that_a_restore_refuses() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = root(folder.path());
+    let mut rank = Rank::new();
+    // Text of 2 MiB: an item of several blocks.
+    let long = |end: &[u8]| [b"\x80\x02X\0\0\x20\0", vec![b'x'; 2 << 20].as_slice(), end].concat();
+    rank.object("good", b"\x80\x02K\x05.");
+    rank.object("good_long", &long(b"."));
+    // A value that is kept as number 2^27; a tuple of nothing.
+    rank.object("memo", b"\x80\x02Nr\x00\x00\x00\x08.");
+    rank.object("long", &long(b"\x85\x85R."));
+    save_support::save(&root, rank, (0, 1), 1).unwrap();
+    let step = folder.path().join("step-7");
+    let verified = verify_folder(&step, &Unwatched).unwrap();
+    let mut faults: Vec<_> =
+        verified.faults.iter().map(|f| (f.name.as_deref(), &f.error)).collect();
+    faults.sort_by_key(|(name, _)| *name);
+    let told: Vec<_> = faults.iter().map(|(name, error)| (name.unwrap(), error.code())).collect();
+    assert_eq!(told, [("long", Code::InvalidItem), ("memo", Code::InvalidItem)], "{faults:?}");
+    assert!(verified.faults.iter().all(|fault| fault.file.ends_with(".distcp")));
+    // As torch's is verified: item by item.
+    let verdict = Checkpoint::open(&step).unwrap().verify(|_| Ok(())).unwrap();
+    let mut told: Vec<_> = verdict.faults.iter().map(|fault| fault.name.as_str()).collect();
+    told.sort_unstable();
+    assert_eq!(told, ["long", "memo"]);
+}

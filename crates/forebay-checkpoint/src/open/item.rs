@@ -6,7 +6,7 @@ use crate::model::{BLOCK_BYTES, Chunk, DataPlace, Entry, Kind};
 use forebay_error::{Code, Error, Result};
 use forebay_format::crc::crc32;
 use forebay_format::dcp::{
-    ItemSpan, TensorItem, open_tensor, read_object, verify_object, verify_tensor,
+    ItemSpan, TensorItem, check_object, open_tensor, read_object, verify_object, verify_tensor,
 };
 use forebay_format::torch_zip::PlainObject;
 use forebay_format::{OpenFile, shown};
@@ -76,6 +76,16 @@ impl Checkpoint {
                 Kind::Tensor { .. } => Ok(()),
             }?;
             chunk.data.as_ref().map_or(Ok(()), |place| check_blocks(&file, place))
+        };
+        check().map_err(|error| self.place(&entry.name, error))
+    }
+
+    /// Looks through the pickle of an object: whether a restore takes it. See [`check_object`].
+    pub(super) fn look_through(&self, entry: &Entry, chunk: &Chunk) -> Result<()> {
+        let Kind::Object { .. } = &entry.kind else { return Ok(()) };
+        let check = || {
+            let file = self.open_for(chunk)?;
+            check_object(file.as_ref(), span(chunk)).map_err(|error| error.at(shown(&file.path)))
         };
         check().map_err(|error| self.place(&entry.name, error))
     }

@@ -36,7 +36,7 @@ pub struct Verdict {
 }
 
 impl Checkpoint {
-    /// Checks every item. `each` is called after each with its bytes, from several threads; an error it returns ends
+    /// Checks every item, and looks through the pickles of objects as a restore does. `each` is called after each with its bytes, from several threads; an error it returns ends
     /// the check.
     pub fn verify(&self, each: impl Fn(u64) -> Result<()> + Sync) -> Result<Verdict> {
         let mut jobs: Vec<(&Entry, &Chunk)> = Vec::new();
@@ -45,7 +45,8 @@ impl Checkpoint {
         }
         jobs.sort_by_key(|(_, chunk)| (chunk.file, chunk.offset, chunk.length));
         let checked = parallel::map(&jobs, |(entry, chunk)| {
-            let result = self.verify_item(entry, chunk);
+            let looked_through = || self.look_through(entry, chunk);
+            let result = self.verify_item(entry, chunk).and_then(|()| looked_through());
             each(chunk.length)?;
             Ok(result)
         });

@@ -115,6 +115,12 @@ pub fn check_pickle(pickle: &[u8]) -> Result<()> {
     parse(pickle, &Options::ITEM).map(drop)
 }
 
+/// Looks through an object's item as whoever restores it does before Python's unpickler gets it: it has a pickle, and
+/// that passes [`check_pickle`]. Errors: `invalid_item`, and those of a damaged archive.
+pub fn check_object(source: &dyn ReadAt, span: ItemSpan<'_>) -> Result<()> {
+    with_archive(source, span, MAX_OBJECT_BYTES, |archive, _| check_pickle(&pickle_of(archive)?))
+}
+
 impl TensorItem {
     /// Where its elements lie in the file if they are there row-major without gaps: first byte, bytes.
     pub fn extent(&self) -> Option<(u64, u64)> {

@@ -7,8 +7,8 @@ pub mod metadata;
 mod write;
 
 pub use items::{
-    ItemSpan, MAX_OBJECT_BYTES, TRANSFORMS, TensorItem, check_pickle, open_tensor, pickle_of_item,
-    read_object, verify_object, verify_tensor,
+    ItemSpan, MAX_OBJECT_BYTES, TRANSFORMS, TensorItem, check_object, check_pickle, open_tensor,
+    pickle_of_item, read_object, verify_object, verify_tensor,
 };
 pub use write::{
     FILE_ALIGN, FileLayout, GlueSource, ItemLayout, ItemSpec, KeyStep, LayoutOptions,

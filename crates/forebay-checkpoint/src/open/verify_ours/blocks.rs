@@ -16,6 +16,7 @@ use super::{Fault, Verified};
 use crate::manifest::Value;
 use crate::open::item::span;
 use crate::progress::Progress;
+use forebay_format::dcp;
 
 /// Bytes that are read at once, unless one span has more.
 const JOB_BYTES: u64 = 4 << 20;
@@ -204,7 +205,7 @@ impl Opened<'_> {
             seen.crc = crc32_join(seen.crc, own, span.len);
         }
         match own == crc {
-            true => Ok(()),
+            true => self.look_through(span, bytes).map_err(|error| (0, error)),
             false => {
                 let what = format!(
                     "{} bytes from byte {} on have the checksum {own:08x}, {crc:08x} was written",
@@ -213,6 +214,22 @@ impl Opened<'_> {
                 Err((0, Error::new(Code::Checksum, what)))
             }
         }
+    }
+
+    /// Looks through the pickle of an object, with its first block: that it is as it was written does not say that a
+    /// restore takes it.
+    fn look_through(&self, block: &Span, bytes: &[u8]) -> Result<()> {
+        let Some(item) = self.file.items.get(block.item) else { return Ok(()) };
+        let chunk = &item.chunk;
+        let first = chunk.data.as_ref().is_some_and(|data| data.offset == block.offset);
+        if !first || item.named.value != Value::Object {
+            return Ok(());
+        }
+        if (block.offset, block.len) != (chunk.offset, chunk.length) {
+            return dcp::check_object(self.reader.open.as_ref(), span(chunk));
+        }
+        let whole = dcp::ItemSpan { offset: 0, length: block.len, transforms: &chunk.transforms };
+        dcp::check_object(&bytes.to_vec(), whole)
     }
 
     /// Compares the archive around a tensor with what is written there.

@@ -1,0 +1,161 @@
+//! HTTP: the page, the API and the metrics, on hyper with bounds on everything a stranger can make it wait for or keep.
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | [`access`] | who may read, who may act |
+//! | [`route`] | from a request to an answer |
+//! | [`form`] | what forms of the page may ask for |
+//! | [`answer`] | answers with the headers that all have |
+//!
+//! A connection costs a task and at most 32 KiB of head and 64 KiB of body; there are at most [`CONNECTIONS_MAX`], and
+//! one that is slow with its handshake, its head or its body, or with taking an answer, is closed. What may block (files
+//! and networks of the tiers) runs on a few threads of the runtime's own pool. No header allows other sites anything.
+
+mod access;
+mod answer;
+mod form;
+mod route;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use forebay_error::{Error, Result};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+
+use crate::job::Jobs;
+use crate::metrics::Counts;
+use crate::session::Sessions;
+use crate::settings::Checked;
+use access::Access;
+
+/// Connections at a time; more wait in the kernel's queue.
+const CONNECTIONS_MAX: usize = 128;
+/// For the handshake of TLS.
+const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// For the head of a request, from the first byte or the end of the answer before.
+const HEAD_TIME: Duration = Duration::from_secs(10);
+/// How long a connection lives, whatever it does: who reads an answer a byte at a time holds it no longer. Clients
+/// connect again.
+const CONNECTION_TIME: Duration = Duration::from_secs(60);
+/// Bytes of a head; hyper asks for at least 8 KiB.
+const HEAD_BYTES_MAX: usize = 32 << 10;
+/// Lines of a head.
+const HEADERS_MAX: usize = 64;
+/// After an error of accept (out of descriptors), so that it does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What all requests share.
+pub(crate) struct Site {
+    pub(crate) jobs: Arc<Jobs>,
+    pub(crate) counts: Arc<Counts>,
+    access: Access,
+    sessions: Sessions,
+}
+
+/// A listener that is bound; [`serve`](Self::serve) answers.
+pub(crate) struct Http {
+    listener: std::net::TcpListener,
+    tls: Option<TlsAcceptor>,
+    site: Arc<Site>,
+}
+
+impl Http {
+    /// Binds. Errors: `io` with the address, where it is in use or not this machine's.
+    pub(crate) fn bind(checked: Checked, jobs: Arc<Jobs>, counts: Arc<Counts>) -> Result<Self> {
+        let failed = |error| Error::io("cannot listen", error).at(checked.listen);
+        let listener = std::net::TcpListener::bind(checked.listen).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let access = Access::new(checked.read, checked.act, checked.tls.is_some());
+        let site = Arc::new(Site { jobs, counts, access, sessions: Sessions::default() });
+        Ok(Self { listener, tls: checked.tls.map(TlsAcceptor::from), site })
+    }
+
+    /// Where it listens: the port that the system chose for port 0.
+    pub(crate) fn address(&self) -> Result<std::net::SocketAddr> {
+        self.listener.local_addr().map_err(|error| Error::io("cannot ask for the address", error))
+    }
+
+    /// Answers until `end` changes. Runs on a tokio runtime.
+    pub(crate) async fn serve(self, mut end: watch::Receiver<bool>) -> Result<()> {
+        let listener = TcpListener::from_std(self.listener)
+            .map_err(|error| Error::io("cannot listen", error))?;
+        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        loop {
+            let accepted = async {
+                let place = Arc::clone(&places).acquire_owned().await;
+                (place, listener.accept().await)
+            };
+            let (place, stream) = tokio::select! {
+                accepted = accepted => accepted,
+                _ = end.changed() => return Ok(()),
+            };
+            match stream {
+                Ok((stream, _)) => {
+                    let (site, tls, end) = (Arc::clone(&self.site), self.tls.clone(), end.clone());
+                    tokio::spawn(async move {
+                        let _place = place;
+                        site.counts.http_connections.fetch_add(1, Ordering::Relaxed);
+                        let _ = timeout(CONNECTION_TIME, connection(&site, tls, stream, end)).await;
+                        site.counts.http_connections.fetch_sub(1, Ordering::Relaxed);
+                    });
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+}
+
+async fn connection(
+    site: &Arc<Site>,
+    tls: Option<TlsAcceptor>,
+    stream: TcpStream,
+    end: watch::Receiver<bool>,
+) {
+    let _ = stream.set_nodelay(true);
+    let Some(tls) = tls else { return talk(site, stream, end).await };
+    match timeout(HANDSHAKE_TIME, tls.accept(stream)).await {
+        Ok(Ok(stream)) => talk(site, stream, end).await,
+        Ok(Err(error)) => tracing::debug!(%error, "no TLS"),
+        Err(_) => tracing::debug!("no TLS in time"),
+    }
+}
+
+async fn talk<S>(site: &Arc<Site>, stream: S, mut end: watch::Receiver<bool>)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let service = service_fn(|request| {
+        let site = Arc::clone(site);
+        async move { Ok::<_, Infallible>(route::answer(&site, request).await) }
+    });
+    let talk = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut talk = std::pin::pin!(talk);
+    let ended = tokio::select! {
+        ended = talk.as_mut() => ended,
+        _ = end.changed() => {
+            // The answer under way is finished, and no further request is read.
+            talk.as_mut().graceful_shutdown();
+            talk.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "connection ended");
+    }
+}

@@ -1,0 +1,335 @@
+//! From a request to an answer.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use forebay_error::{Code, Error, Result};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Body, Incoming};
+use hyper::header::{CONTENT_TYPE, ORIGIN};
+use hyper::{HeaderMap, Method, Request, StatusCode};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use super::access::Rights;
+use super::answer::{self, Answer};
+use super::{Site, form};
+use crate::job::Job;
+use crate::session::{Visitor, same};
+use crate::{metrics, page};
+
+/// Bytes of a body; an action has less than a hundred.
+const BODY_BYTES_MAX: usize = 64 << 10;
+/// For a body to arrive.
+const BODY_TIME: Duration = Duration::from_secs(10);
+/// For work to be done; what takes longer goes on, and the answer says so.
+const WORK_TIME: Duration = Duration::from_secs(20);
+/// Before a wrong token is answered: guesses are slow, and each holds one of the connections.
+const WRONG_TIME: Duration = Duration::from_millis(300);
+
+/// Answers, and counts it.
+pub(super) async fn answer(site: &Arc<Site>, request: Request<Incoming>) -> Answer {
+    let route = route_of(request.uri().path());
+    let head_only = request.method() == Method::HEAD;
+    let mut answer = routed(site, route, request).await;
+    if head_only {
+        *answer.body_mut() = Bytes::new().into();
+    }
+    if site.access.is_tls() {
+        answer::only_tls(&mut answer);
+    }
+    site.counts.answered(route, answer.status().as_u16());
+    answer
+}
+
+/// What metrics call a path.
+fn route_of(path: &str) -> &'static str {
+    const ROUTES: [&str; 11] = [
+        "/",
+        "/checkpoints",
+        "/style.css",
+        "/page.js",
+        "/healthz",
+        "/metrics",
+        "/login",
+        "/logout",
+        "/actions",
+        "/api/v1/status",
+        "/api/v1/actions",
+    ];
+    ROUTES.iter().find(|route| **route == path).copied().unwrap_or("other")
+}
+
+async fn routed(site: &Arc<Site>, route: &'static str, request: Request<Incoming>) -> Answer {
+    let get = matches!(*request.method(), Method::GET | Method::HEAD);
+    let post = request.method() == Method::POST;
+    // What says nothing needs nothing.
+    match route {
+        "/healthz" if get => return answer::text(StatusCode::OK, "ok\n"),
+        "/style.css" if get => return answer::file("text/css; charset=utf-8", page::STYLE),
+        "/page.js" if get => return answer::file("text/javascript; charset=utf-8", page::SCRIPT),
+        "/login" if get => return answer::html(StatusCode::OK, page::login(false)),
+        "/login" if post => return login(site, request).await,
+        _ => {}
+    }
+    let rights = site.access.rights(request.headers(), &site.sessions);
+    if !rights.read {
+        return refused(site, route, &rights).await;
+    }
+    match route {
+        "/" | "/checkpoints" if get => show(site, route, &request, rights.visitor).await,
+        "/metrics" if get => {
+            let shared = Arc::clone(site);
+            let text = work(move || Ok(metrics::render(&shared.jobs.all(), &shared.counts))).await;
+            let kind = "text/plain; version=0.0.4; charset=utf-8";
+            text.map_or_else(
+                |error| answer::error(&error),
+                |text| answer::of(StatusCode::OK, kind, text),
+            )
+        }
+        "/api/v1/status" if get => status(site, &request).await,
+        "/api/v1/actions" if post => act(site, &rights, request).await,
+        "/actions" | "/logout" if post => by_form(site, route, rights.visitor, request).await,
+        "other" => answer::text(StatusCode::NOT_FOUND, "there is no such page\n"),
+        _ => answer::text(StatusCode::METHOD_NOT_ALLOWED, "not with this method\n"),
+    }
+}
+
+/// For those who may not read. A wrong token is answered late.
+async fn refused(site: &Site, route: &str, rights: &Rights) -> Answer {
+    site.counts.denied();
+    if rights.wrong {
+        tokio::time::sleep(WRONG_TIME).await;
+    }
+    if site.access.is_open() && !rights.wrong {
+        let what = "without a token only localhost and loopback addresses are answered\n";
+        return answer::text(StatusCode::MISDIRECTED_REQUEST, what);
+    }
+    let page = matches!(route, "/" | "/checkpoints");
+    answer::needs_token(match page {
+        true => answer::html(StatusCode::UNAUTHORIZED, page::login(false)),
+        false => answer::text(StatusCode::UNAUTHORIZED, "a token is needed\n"),
+    })
+}
+
+async fn login(site: &Site, request: Request<Incoming>) -> Answer {
+    if !is_same_site(request.headers()) {
+        return answer::text(StatusCode::FORBIDDEN, "not from another site\n");
+    }
+    let fields = match form_of(request).await {
+        Ok(fields) => fields,
+        Err(answer) => return *answer,
+    };
+    let guess = form::field(&fields, "token").unwrap_or_default().trim();
+    let session = site.access.token(guess.as_bytes()).map(|may_act| site.sessions.start(may_act));
+    match session {
+        Some(Ok(cookie)) => answer::see("/", Some(&site.access.set_cookie(&cookie))),
+        Some(Err(error)) => answer::error(&error),
+        None => {
+            site.counts.denied();
+            tracing::warn!("somebody tried to log in with a text that is no token");
+            tokio::time::sleep(WRONG_TIME).await;
+            answer::html(StatusCode::UNAUTHORIZED, page::login(true))
+        }
+    }
+}
+
+async fn show(
+    site: &Arc<Site>,
+    route: &'static str,
+    request: &Request<Incoming>,
+    visitor: Option<Visitor>,
+) -> Answer {
+    let query = form::fields(request.uri().query().unwrap_or_default()).unwrap_or_default();
+    let number = form::field(&query, "page").and_then(|page| page.parse().ok()).unwrap_or(1);
+    let name = form::field(&query, "job").map(str::to_owned);
+    let site = Arc::clone(site);
+    let page = work(move || {
+        let job = site.jobs.find(name.as_deref())?;
+        let status = job.status();
+        let view = page::View {
+            jobs: site.jobs.all().iter().map(|job| job.name().to_owned()).collect(),
+            job: job.name(),
+            status: &status,
+            rates: job.rates(),
+            may_login: site.access.may_login(visitor.as_ref()),
+            visitor,
+            now: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64()),
+        };
+        Ok(match route {
+            "/" => page::overview(&view),
+            _ => page::checkpoints(&view, number),
+        })
+    });
+    match page.await {
+        Ok(page) => answer::html(StatusCode::OK, page),
+        Err(error) => {
+            let status = answer::error(&error).status();
+            answer::html(status, page::message("Not possible", &error.render()))
+        }
+    }
+}
+
+async fn status(site: &Arc<Site>, request: &Request<Incoming>) -> Answer {
+    let query = form::fields(request.uri().query().unwrap_or_default()).unwrap_or_default();
+    let name = form::field(&query, "job").map(str::to_owned);
+    let site = Arc::clone(site);
+    let found = work(move || {
+        let job = site.jobs.find(name.as_deref())?;
+        serde_json::to_value(job.status().as_ref()).map_err(|error| {
+            Error::new(Code::Internal, "cannot write the status as JSON").with_source(error)
+        })
+    });
+    match found.await {
+        Ok(value) => answer::json(StatusCode::OK, &value),
+        Err(error) => answer::error(&error),
+    }
+}
+
+/// `POST /api/v1/actions`: an action as JSON; `job` beside it says whose.
+async fn act(site: &Arc<Site>, rights: &Rights, request: Request<Incoming>) -> Answer {
+    if !rights.act {
+        site.counts.denied();
+        let what = match site.access.allows_actions() {
+            true => "actions need the token for actions, as Authorization: Bearer\n",
+            false => "actions by HTTP are off: no agent.action_token_file is configured\n",
+        };
+        return answer::text(StatusCode::FORBIDDEN, what);
+    }
+    let kind = request.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes().to_ascii_lowercase());
+    if !kind.is_some_and(|kind| kind.starts_with(b"application/json")) {
+        let what = "an action is sent as application/json\n";
+        return answer::text(StatusCode::UNSUPPORTED_MEDIA_TYPE, what);
+    }
+    let bytes = match body_of(request).await {
+        Ok(bytes) => bytes,
+        Err(answer) => return *answer,
+    };
+    let action: Value = match serde_json::from_slice(&bytes) {
+        Ok(action @ Value::Object(_)) => action,
+        _ => return answer::error(&Error::new(Code::Usage, "the body is no JSON object")),
+    };
+    match carry_out(site, action).await {
+        Ok(outcome) => answer::json(StatusCode::OK, &json!({ "ok": outcome })),
+        Err(error) if error.code() == Code::Timeout => {
+            answer::json(StatusCode::ACCEPTED, &answer::error_value(&error))
+        }
+        Err(error) => answer::error(&error),
+    }
+}
+
+/// `POST /actions` and `/logout`: what buttons of the page send.
+async fn by_form(
+    site: &Arc<Site>,
+    route: &'static str,
+    visitor: Option<Visitor>,
+    request: Request<Incoming>,
+) -> Answer {
+    let allowed = is_same_site(request.headers());
+    let cookie = site.access.cookie(request.headers()).unwrap_or_default().to_owned();
+    let fields = match form_of(request).await {
+        Ok(fields) => fields,
+        Err(answer) => return *answer,
+    };
+    let sent = form::field(&fields, "form").unwrap_or_default();
+    let visitor = visitor.filter(|visitor| allowed && same(&visitor.form, sent));
+    let Some(visitor) = visitor.filter(|visitor| visitor.may_act || route == "/logout") else {
+        site.counts.denied();
+        let text = "Log in with the token for actions, and try again from this site.";
+        return answer::html(StatusCode::FORBIDDEN, page::message("Not allowed", text));
+    };
+    if route == "/logout" {
+        site.sessions.end(&cookie);
+        return answer::see("/", Some(&site.access.set_cookie("")));
+    }
+    debug_assert!(visitor.may_act);
+    let Some(mut action) = form::action(&fields) else {
+        let page = page::message("Not possible", "The form asks for nothing that there is.");
+        return answer::html(StatusCode::BAD_REQUEST, page);
+    };
+    let job = form::field(&fields, "job").unwrap_or_default().to_owned();
+    action["job"] = json!(job);
+    let shows = action["action"] == "prune";
+    match carry_out(site, action).await {
+        Ok(outcome) if shows => {
+            let text = format!("{outcome:#}");
+            answer::html(StatusCode::OK, page::message("Prune", &text))
+        }
+        Ok(_) if site.jobs.all().len() > 1 && is_plain(&job) => {
+            answer::see(&format!("/?job={job}"), None)
+        }
+        Ok(_) => answer::see("/", None),
+        Err(error) => {
+            let status = answer::error(&error).status();
+            answer::html(status, page::message("Not possible", &error.render()))
+        }
+    }
+}
+
+/// Whether a name needs no escapes in a URL.
+fn is_plain(name: &str) -> bool {
+    name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+}
+
+/// Finds the job and lets it act.
+async fn carry_out(site: &Arc<Site>, mut action: Value) -> Result<Value> {
+    let name = action.as_object_mut().and_then(|action| action.remove("job"));
+    let name = name.as_ref().and_then(Value::as_str).map(str::to_owned);
+    let site = Arc::clone(site);
+    let span = tracing::info_span!("http action");
+    work(move || {
+        let _entered = span.enter();
+        let job: Arc<Job> = site.jobs.find(name.as_deref())?;
+        let done = job.act(&action, "http");
+        let word = action.get("action").and_then(Value::as_str).unwrap_or_default();
+        site.counts.acted(word, done.is_ok());
+        done
+    })
+    .await
+}
+
+/// Runs what may block. Errors: its own; `timeout` where it goes on longer than [`WORK_TIME`].
+async fn work<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    match timeout(WORK_TIME, tokio::task::spawn_blocking(work)).await {
+        Ok(Ok(done)) => done,
+        Ok(Err(error)) => {
+            Err(Error::new(Code::Internal, "the work was broken off").with_source(error))
+        }
+        Err(_) => Err(Error::new(Code::Timeout, "it takes long, and goes on")),
+    }
+}
+
+/// Browsers say where a form comes from; other clients say nothing.
+fn is_same_site(head: &HeaderMap) -> bool {
+    if let Some(site) = head.get("sec-fetch-site") {
+        return matches!(site.as_bytes(), b"same-origin" | b"none");
+    }
+    let Some(origin) = head.get(ORIGIN) else { return true };
+    let host = head.get(hyper::header::HOST).map(|host| host.as_bytes()).unwrap_or_default();
+    let origin = origin.as_bytes();
+    let rest = origin.strip_prefix(b"https://").or_else(|| origin.strip_prefix(b"http://"));
+    rest == Some(host)
+}
+
+async fn form_of(request: Request<Incoming>) -> Result<Vec<(String, String)>, Box<Answer>> {
+    let bytes = body_of(request).await?;
+    let fields = std::str::from_utf8(&bytes).ok().and_then(form::fields);
+    fields.ok_or_else(|| Box::new(answer::text(StatusCode::BAD_REQUEST, "no form\n")))
+}
+
+/// The body, if it is not too large and comes in time.
+async fn body_of(request: Request<Incoming>) -> Result<Bytes, Box<Answer>> {
+    let wrong = |status, text: &str| Box::new(answer::text(status, text));
+    let too_large = || wrong(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large\n");
+    if request.body().size_hint().lower() > BODY_BYTES_MAX as u64 {
+        return Err(too_large());
+    }
+    let body = Limited::new(request.into_body(), BODY_BYTES_MAX).collect();
+    match timeout(BODY_TIME, body).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Err(too_large()),
+        Ok(Err(_)) => Err(wrong(StatusCode::BAD_REQUEST, "the body broke off\n")),
+        Err(_) => Err(wrong(StatusCode::REQUEST_TIMEOUT, "the body did not come in time\n")),
+    }
+}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from forebay import _native
 from forebay._errors import make, plain, quoted, usage
+from forebay._urls import place_of
 
 PathLike = str | os.PathLike[str]
-#: A folder, an index, a file, or a list of files.
+#: A folder, an index, a file, or a list of files; each may be the URL of a bucket.
 Paths = PathLike | Iterable[PathLike]
 
 
@@ -19,12 +19,12 @@ class Catalog:
 
     def __init__(self, paths: Paths) -> None:
         if isinstance(paths, str | os.PathLike):
-            self.model = _native.Model.open([Path(paths)], False)
+            self.model = _native.Model.open([place_of(paths)], False)
         elif isinstance(paths, bytes):
             raise usage("the path is bytes, text or a pathlib.Path is needed")
         else:
             try:
-                files = [Path(path) for path in paths]
+                files = [place_of(path) for path in paths]
             except TypeError as error:
                 hint = "pass a folder, an index, a file, or a list of files"
                 raise usage(f"the path is {paths!r}", hint) from error

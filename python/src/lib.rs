@@ -15,6 +15,7 @@ mod engine;
 mod error;
 mod fork;
 mod model;
+mod place;
 mod process;
 mod report;
 mod save;
@@ -82,5 +83,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::Session>()?;
     module.add_class::<digest::Digests>()?;
     module.add_class::<save::Save>()?;
+    place::register(module)?;
     ckpt::register(module)
 }

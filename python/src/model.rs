@@ -4,6 +4,7 @@ use std::io::IoSliceMut;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use forebay_checkpoint::open::open_files;
 use forebay_error::{Code, Error};
 use forebay_format::Stored;
 use pyo3::prelude::*;
@@ -11,6 +12,7 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::error::{Result, internal};
+use crate::place::place;
 use crate::wait::interruptible;
 
 /// A model: its catalog and its open files. It may be used in any process and thread.
@@ -33,14 +35,18 @@ pub(crate) struct Entry {
 
 #[pymethods]
 impl Model {
-    /// Opens one path (folder, index or file), or with `listed` the files of a list as one model.
+    /// Opens one path or URL (folder, index or file), or with `listed` the files of a list as one model.
     #[staticmethod]
     fn open(py: Python<'_>, mut paths: Vec<PathBuf>, listed: bool) -> Result<Self> {
         let model = interruptible(py, move |_| match (listed, paths.pop()) {
-            (false, Some(path)) => forebay_checkpoint::open::open_model(&path)?.resolve_all(),
+            (false, Some(path)) => {
+                forebay_checkpoint::open::open_model(place(&path)?)?.resolve_all()
+            }
             (_, last) => {
                 paths.extend(last);
-                forebay_format::open_files(&paths)
+                let places: forebay_error::Result<Vec<_>> =
+                    paths.iter().map(|path| place(path)).collect();
+                open_files(&places?)
             }
         })?;
         Ok(Self { inner: Arc::new(model) })
@@ -105,12 +111,15 @@ impl Model {
     }
 
     /// The same for some files (numbers in `files()`), which is to take microseconds: no thread of its own, no look
-    /// for signals.
+    /// for signals. Objects of buckets are passed over: each of their reads is of the state that was opened.
     fn check_files(&self, py: Python<'_>, files: Vec<usize>) -> Result<()> {
         py.detach(|| {
             for number in files {
                 let file = self.inner.files.get(number);
-                file.ok_or_else(|| internal("no such file number"))?.check_unchanged()?;
+                let file = file.ok_or_else(|| internal("no such file number"))?;
+                if file.local().is_some() {
+                    file.check_unchanged()?;
+                }
             }
             Ok(())
         })
@@ -128,9 +137,9 @@ impl Model {
         let Some(file) = self.inner.files.get(entry.file) else {
             return Err(internal("no such file number"));
         };
-        if entry.stored != Stored::Run {
+        let Some(handle) = file.local().filter(|_| entry.stored == Stored::Run) else {
             return Ok(false);
-        }
+        };
         if entry.bytes == 0 {
             return Ok(true);
         }
@@ -145,11 +154,11 @@ impl Model {
         while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
             let at = entry.offset + done as u64;
             let mut parts = [IoSliceMut::new(rest)];
-            match rustix::io::preadv2(&file.file, &mut parts, at, ReadWriteFlags::NOWAIT) {
+            match rustix::io::preadv2(&handle.file, &mut parts, at, ReadWriteFlags::NOWAIT) {
                 Ok(0) => return Ok(false),
                 Ok(count) => done += count,
                 Err(Errno::INTR) => {}
-                Err(Errno::OPNOTSUPP) if is_in_memory(&file.file) => {
+                Err(Errno::OPNOTSUPP) if is_in_memory(&handle.file) => {
                     let Some(rest) = into.get_mut(done..) else { return Ok(false) };
                     file.read_exact_at(rest, at)?;
                     break;

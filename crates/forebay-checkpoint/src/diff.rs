@@ -7,13 +7,12 @@
 mod elements;
 mod objects;
 
-use std::path::Path;
-
 use forebay_error::{Code, Error, Result};
 use forebay_format::parallel;
 
 pub use elements::Difference;
 
+use crate::open::Place;
 use crate::progress::Progress;
 use crate::stream::{Loaded, Loader, Source, TensorInfo, batches};
 
@@ -70,8 +69,8 @@ struct Pair {
 ///
 /// Errors: those of opening and reading, among them `checksum`.
 pub fn diff(
-    a: &Path,
-    b: &Path,
+    a: impl Into<Place>,
+    b: impl Into<Place>,
     wanted: impl Fn(&str) -> bool,
     progress: &impl Progress,
 ) -> Result<Diff> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_device::{Arena, ArenaConfig, ArenaStats, Device};
 use forebay_error::{Error, Result};
 
-use crate::options::{EngineConfig, LoadOptions, THREADS_DEFAULT_MAX, THREADS_MAX};
+use crate::options::{EngineConfig, LoadOptions, REMOTE_THREADS, THREADS_DEFAULT_MAX, THREADS_MAX};
 use crate::plan::Plan;
 use crate::session::Session;
 use crate::source::RangeSource;
@@ -122,9 +122,10 @@ impl Engine {
     }
 
     /// Worker threads for a load.
-    pub(crate) fn threads(&self, options: &LoadOptions) -> usize {
+    pub(crate) fn threads(&self, options: &LoadOptions, remote: bool) -> usize {
         match options.threads {
             Some(threads) => threads.clamp(1, THREADS_MAX),
+            None if remote => REMOTE_THREADS,
             None => forebay_topology::worker_cpus().clamp(1, THREADS_DEFAULT_MAX),
         }
     }

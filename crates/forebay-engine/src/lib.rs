@@ -38,5 +38,7 @@ pub use report::{Path, PathShare, Report};
 pub use select::{Selection, Wanted};
 pub use session::Session;
 pub use sink::{FileSink, RangeSink, write_all_at};
-pub use source::{DirectFile, DirectRefusal, LocalFile, RangeSource, read_exact_at, sources_of};
+pub use source::{
+    DirectFile, DirectRefusal, LocalFile, RangeSource, read_exact_at, source_of, sources_of,
+};
 pub use write::{Part, WriteOptions, WriteReport};

@@ -64,7 +64,8 @@ impl Session {
         if plan.pieces().iter().any(|piece| piece.object as usize >= sources.len()) {
             return Err(internal("plan names an object without a source"));
         }
-        let threads = engine.threads(&options);
+        let remote = sources.iter().any(|source| source.local().is_none());
+        let threads = engine.threads(&options, remote);
         let registered_limit = if engine.device().is_gpu() { engine.dma_limit() } else { 0 };
         let tally = Tally::default();
         let tuning = &engine.config().tuning;

@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::{Arc, OnceLock};
 
-use forebay_error::{Error, Result};
-use forebay_format::OpenFile;
+use forebay_error::{Code, Error, Result};
+use forebay_format::remote::RemoteObject;
+use forebay_format::{Handle, OpenFile};
 use forebay_topology::{DirectAlign, FsProfile};
 
 /// An object that can be read in ranges: a file here, an object of a store or a peer elsewhere.
@@ -29,6 +30,15 @@ pub trait RangeSource: Send + Sync {
     /// Reads at `offset`, as much as it likes up to `into.len()`; 0 means the end.
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize>;
 
+    /// Fills several ranges `(offset, bytes)`, which do not overlap. Where a request is a round trip, near ranges are
+    /// read by one and others at once; here, one after the other.
+    fn read_many(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        for (offset, into) in parts {
+            fill(|rest, at| self.read_at(rest, at), into, *offset)?;
+        }
+        Ok(())
+    }
+
     /// The file behind it, if it is one: page-cache DMA and direct reads need that.
     fn local(&self) -> Option<&LocalFile> {
         None
@@ -41,6 +51,7 @@ pub trait RangeSource: Send + Sync {
 /// A local file: the descriptor that its header was read from, so that header and bytes belong together.
 pub struct LocalFile {
     open: Arc<OpenFile>,
+    handle: Arc<Handle>,
     profile: FsProfile,
     device: u64,
     dax: bool,
@@ -68,17 +79,21 @@ pub struct DirectRefusal {
 const MAX_ALIGN: u64 = 64 << 10;
 
 impl LocalFile {
-    /// Wraps an open file. Errors: `io` when the file system cannot be asked.
+    /// Wraps an open file. Errors: `io` when the file system cannot be asked; `internal` for a remote object.
     pub fn new(open: Arc<OpenFile>) -> Result<Self> {
-        let profile = forebay_topology::file_profile(&open.file, &open.path)?;
-        let dax = forebay_topology::direct::is_dax(&open.file);
-        let device = open.identity.dev;
-        Ok(Self { open, profile, device, dax, direct: OnceLock::new() })
+        let Some(handle) = open.local().cloned() else {
+            let what = "an object of a store is no file of this machine";
+            return Err(Error::new(Code::Internal, what).at(open.path.display()));
+        };
+        let profile = forebay_topology::file_profile(&handle.file, &open.path)?;
+        let dax = forebay_topology::direct::is_dax(&handle.file);
+        let device = handle.identity.dev;
+        Ok(Self { open, handle, profile, device, dax, direct: OnceLock::new() })
     }
 
     /// The descriptor for buffered reads and mappings.
     pub fn file(&self) -> &File {
-        &self.open.file
+        &self.handle.file
     }
 
     /// What kind of file system it is on, and how to read it.
@@ -103,7 +118,7 @@ impl LocalFile {
 
     fn open_direct(&self) -> std::result::Result<DirectFile, DirectRefusal> {
         // Through /proc, so that it is the same file even if its name was given to another one meanwhile.
-        let path = format!("/proc/self/fd/{}", self.open.file.as_fd().as_raw_fd());
+        let path = format!("/proc/self/fd/{}", self.handle.file.as_fd().as_raw_fd());
         let opened = std::fs::OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_DIRECT | libc::O_CLOEXEC)
@@ -130,11 +145,11 @@ impl RangeSource for LocalFile {
     }
 
     fn len(&self) -> u64 {
-        self.open.identity.size
+        self.handle.identity.size
     }
 
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
-        self.open.file.read_at(into, offset)
+        self.handle.file.read_at(into, offset)
     }
 
     fn local(&self) -> Option<&LocalFile> {
@@ -146,12 +161,48 @@ impl RangeSource for LocalFile {
     }
 }
 
+/// An object that is not on this machine.
+struct RemoteFile {
+    name: String,
+    object: Arc<dyn RemoteObject>,
+}
+
+impl RangeSource for RemoteFile {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn len(&self) -> u64 {
+        self.object.size()
+    }
+
+    fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.object.read_at(into, offset)
+    }
+
+    fn read_many(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        self.object.read_many(parts)
+    }
+
+    fn check_unchanged(&self) -> Result<()> {
+        self.object.check_unchanged()
+    }
+}
+
 /// The sources of a model's files.
 pub fn sources_of(files: &[Arc<OpenFile>]) -> Result<Vec<Arc<dyn RangeSource>>> {
-    files
-        .iter()
-        .map(|open| LocalFile::new(open.clone()).map(|file| Arc::new(file) as Arc<dyn RangeSource>))
-        .collect()
+    files.iter().map(source_of).collect()
+}
+
+/// The source of a file, or of an object that is not on this machine.
+pub fn source_of(open: &Arc<OpenFile>) -> Result<Arc<dyn RangeSource>> {
+    Ok(match open.remote_object() {
+        None => Arc::new(LocalFile::new(open.clone())?),
+        Some(object) => {
+            let name = open.path.display().to_string();
+            Arc::new(RemoteFile { name, object: object.clone() })
+        }
+    })
 }
 
 /// Fills `into` from `offset` on, through short reads and interruptions.
@@ -174,11 +225,29 @@ pub fn read_exact_at(source: &dyn RangeSource, into: &mut [u8], offset: u64) -> 
     Ok(())
 }
 
+/// Fills a buffer through short reads and interruptions; `UnexpectedEof` at an early end.
+fn fill(
+    read: impl Fn(&mut [u8], u64) -> io::Result<usize>,
+    into: &mut [u8],
+    offset: u64,
+) -> io::Result<()> {
+    let mut done = 0;
+    while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        match read(rest, offset + done as u64) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => done += count.min(rest.len()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
 /// The error for a file that ends before it should. Every range was inside the file when it was opened, so it shrank.
 pub(crate) fn ended_early(source: &dyn RangeSource, offset: u64, len: u64, at: u64) -> Error {
     let wanted = offset + len;
     let text = format!("file ends at byte {at}, byte {wanted} was to be read");
-    Error::new(forebay_error::Code::FileChanged, text)
+    Error::new(Code::FileChanged, text)
         .at(source.name())
         .hint("the file shrank since it was opened: load again once its writer is done")
 }

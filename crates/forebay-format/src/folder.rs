@@ -15,10 +15,10 @@
 //! Hidden files (`._model.safetensors` of macOS, temporary files of savers) are never considered, nor is what lies in
 //! folders below.
 
+use crate::place::Folder;
 use crate::text::{listed, shown};
 use forebay_error::{Code, Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
 /// What to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +41,9 @@ struct Listing {
     has_params: bool,
 }
 
+/// The most names that a folder may hold.
+const MAX_NAMES: usize = 4 << 20;
+
 const SUFFIX: &str = ".safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
@@ -52,9 +55,9 @@ const USUAL: [(&str, &str); 2] = [
 ];
 
 /// Decides which files of a folder are the model. The second value is what is worth a warning.
-pub fn decide(folder: &Path) -> Result<(Choice, Vec<String>)> {
+pub fn decide(folder: &Folder) -> Result<(Choice, Vec<String>)> {
     let listing = list(folder)?;
-    choose(&listing).map_err(|error| error.at(shown(folder)))
+    choose(&listing).map_err(|error| error.at(shown(folder.path())))
 }
 
 /// Whether a name is that of an index.
@@ -97,13 +100,9 @@ pub(crate) fn check_suffix(index: &str, name: &str) -> Result<()> {
     Err(Error::new(Code::UnknownFormat, what))
 }
 
-fn list(folder: &Path) -> Result<Listing> {
-    let failed = |error| Error::io("cannot list folder", error).at(shown(folder));
+fn list(folder: &Folder) -> Result<Listing> {
     let mut listing = Listing::default();
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        let Ok(name) = entry.map_err(failed)?.file_name().into_string() else {
-            continue;
-        };
+    for (name, _) in folder.names(MAX_NAMES)? {
         match name.as_str() {
             ".metadata" => drop(listing.foreign.insert(name)),
             _ if name.starts_with('.') => {}
@@ -118,7 +117,7 @@ fn list(folder: &Path) -> Result<Listing> {
         }
         if listing.tensors.len() > crate::index::MAX_FILES {
             let what = format!("more than {} files *.safetensors", crate::index::MAX_FILES);
-            return Err(Error::new(Code::Unsupported, what).at(shown(folder)));
+            return Err(Error::new(Code::Unsupported, what).at(shown(folder.path())));
         }
     }
     Ok(listing)
@@ -262,7 +261,7 @@ mod tests {
         for name in names {
             std::fs::write(folder.path().join(name), b"").unwrap();
         }
-        decide(folder.path())
+        decide(&folder.path().into())
     }
 
     fn files(names: &[&str]) -> Vec<String> {
@@ -352,6 +351,9 @@ mod tests {
         assert_eq!(code(&[]), Code::UnknownFormat);
         let dcp = decide_among(&[".metadata", "__0_0.distcp"]).unwrap_err();
         assert!(dcp.what().contains("distributed checkpoint"), "{dcp}");
-        assert_eq!(decide(Path::new("/nonexistent/x")).unwrap_err().code(), Code::NotFound);
+        assert_eq!(
+            decide(&std::path::Path::new("/nonexistent/x").into()).unwrap_err().code(),
+            Code::NotFound
+        );
     }
 }

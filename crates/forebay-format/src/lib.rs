@@ -23,6 +23,8 @@ mod open_file;
 pub mod parallel;
 pub mod pickle;
 mod pieces;
+mod place;
+pub mod remote;
 pub mod safetensors;
 mod save;
 mod text;
@@ -33,9 +35,10 @@ pub use catalog::{
     Catalog, CatalogFile, Check, Fault, Format, ObjectEntry, Piece, Stored, TensorEntry,
 };
 pub use digest::{hex, sha256_extent};
-pub use model::{Model, open_files, open_model};
-pub use open_file::{Identity, OpenFile};
+pub use model::{Model, open_files, open_files_in, open_model, open_model_in};
+pub use open_file::{Handle, Identity, OpenFile};
 pub use pieces::{Placed, read_tensor, sha256_tensor, verify_checks};
+pub use place::Folder;
 pub use save::{
     AtomicFile, Durability, DurableFile, ModelSave, Saved, Shard, ShardPlan, clean_stale_temps,
     index_json, shard_layout,

@@ -5,6 +5,7 @@ use crate::folder::{self, Choice};
 use crate::index::{Index, MAX_FILES};
 use crate::open_file::OpenFile;
 use crate::parallel;
+use crate::place::Folder;
 use crate::safetensors::{Header, read_header_gated};
 use crate::text::{listed, quoted, shown};
 use crate::torch_file::{self, TorchFile};
@@ -63,18 +64,27 @@ pub fn open_model(path: &Path) -> Result<Model> {
     if !stat.is_dir() {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         return match folder::is_index(&name) {
-            true => open_index(path),
+            true => open_index(&Folder::from(path.parent().unwrap_or(Path::new(""))), &name),
             false => open_files(&[path.to_owned()]),
         };
     }
     let snapshot = crate::cache_layout::snapshot_of(path)?;
-    let path = snapshot.as_deref().unwrap_or(path);
-    let (choice, warnings) = folder::decide(path)?;
+    open_model_in(&Folder::from(snapshot.as_deref().unwrap_or(path)), None)
+}
+
+/// Opens the model in a folder, here or remote: what its names decide (see [`crate::folder`]), or the index or file of
+/// one name.
+pub fn open_model_in(folder: &Folder, name: Option<&str>) -> Result<Model> {
+    let (choice, warnings) = match name {
+        Some(name) if folder::is_index(name) => (Choice::Index(name.to_owned()), Vec::new()),
+        Some(name) => return open_files_in(&[(folder.clone(), name.to_owned())]),
+        None => folder::decide(folder)?,
+    };
     let mut model = match choice {
-        Choice::Index(name) => open_index(&path.join(name))?,
+        Choice::Index(name) => open_index(folder, &name)?,
         Choice::Files(names) => {
-            let files = names.into_iter().map(|name| (path.join(&name), name));
-            open_union(files.collect())?
+            let place = |name| (Place::In(folder.clone()), name);
+            open_union(names.into_iter().map(place).collect())?
         }
     };
     model.catalog.warnings.splice(0..0, warnings);
@@ -83,35 +93,71 @@ pub fn open_model(path: &Path) -> Result<Model> {
 
 /// Opens these files as one model. A tensor in two of them is `duplicate_tensor`.
 pub fn open_files(paths: &[PathBuf]) -> Result<Model> {
-    if paths.is_empty() {
-        return Err(Error::new(Code::Usage, "no files to open"));
-    }
-    if paths.len() > MAX_FILES {
-        return Err(Error::new(Code::Unsupported, format!("more than {MAX_FILES} files")));
-    }
     let named = paths.iter().map(|path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if let Some(kind) = folder::foreign_kind(&name).filter(|_| !folder::is_torch(&name)) {
+        (Place::Path(path.clone()), name)
+    });
+    open_checked(named.collect())
+}
+
+/// The same of files in folders that may be remote.
+pub fn open_files_in(files: &[(Folder, String)]) -> Result<Model> {
+    let named = files.iter().map(|(folder, name)| (Place::In(folder.clone()), name.clone()));
+    open_checked(named.collect())
+}
+
+/// Where a file is.
+enum Place {
+    /// Its own path, whose name need not be text.
+    Path(PathBuf),
+    /// In this folder.
+    In(Folder),
+}
+
+impl Place {
+    fn open(&self, name: &str) -> Result<OpenFile> {
+        match self {
+            Place::Path(path) => OpenFile::open(path),
+            Place::In(folder) => folder.open(name),
+        }
+    }
+
+    fn shown(&self, name: &str) -> String {
+        match self {
+            Place::Path(path) => shown(path),
+            Place::In(folder) => shown(&folder.path().join(name)),
+        }
+    }
+}
+
+fn open_checked(named: Vec<(Place, String)>) -> Result<Model> {
+    if named.is_empty() {
+        return Err(Error::new(Code::Usage, "no files to open"));
+    }
+    if named.len() > MAX_FILES {
+        return Err(Error::new(Code::Unsupported, format!("more than {MAX_FILES} files")));
+    }
+    for (place, name) in &named {
+        if let Some(kind) = folder::foreign_kind(name).filter(|_| !folder::is_torch(name)) {
             let error = Error::new(
                 Code::UnknownFormat,
                 format!("is {kind}, safetensors and torch.save are what is read"),
             );
-            return Err(error.at(shown(path)));
+            return Err(error.at(place.shown(name)));
         }
-        Ok((path.clone(), name))
-    });
-    open_union(named.collect::<Result<_>>()?)
+    }
+    open_union(named)
 }
 
-/// All tensors of all these files (path, name).
-fn open_union(named: Vec<(PathBuf, String)>) -> Result<Model> {
+/// All tensors of all these files.
+fn open_union(named: Vec<(Place, String)>) -> Result<Model> {
     let opened: Result<Vec<_>> =
-        parallel::map(&named, |(path, _)| OpenFile::open(path)).into_iter().collect();
+        parallel::map(&named, |(place, name)| place.open(name)).into_iter().collect();
     let opened = opened?;
     let gate = Mutex::new(());
     let jobs: Vec<_> = named.iter().zip(&opened).collect();
     let read =
-        |((_, name), file): &(&(PathBuf, String), &OpenFile)| Contents::read(name, file, &gate);
+        |((_, name), file): &(&(Place, String), &OpenFile)| Contents::read(name, file, &gate);
     let contents = parallel::map(&jobs, read);
     let names = named.into_iter().map(|(_, name)| name);
     let mut parts = Parts::default();
@@ -122,12 +168,12 @@ fn open_union(named: Vec<(PathBuf, String)>) -> Result<Model> {
 }
 
 /// The tensors that an index names, from the files it gives them to.
-fn open_index(path: &Path) -> Result<Model> {
-    let index = Index::read(&OpenFile::open(path)?)?;
-    let folder = path.parent().unwrap_or(Path::new(""));
-    let own = path.file_name().unwrap_or_default().to_string_lossy();
+fn open_index(folder: &Folder, own: &str) -> Result<Model> {
+    let file = folder.open(own)?;
+    let index = Index::read(&file)?;
+    let path = &file.path;
     for file in &index.files {
-        folder::check_suffix(&own, &file.name).map_err(|error| error.at(shown(path)))?;
+        folder::check_suffix(own, &file.name).map_err(|error| error.at(shown(path)))?;
     }
     let opened = open_listed(&index, path, folder)?;
     let named: HashSet<&str> =
@@ -158,8 +204,8 @@ fn open_index(path: &Path) -> Result<Model> {
 }
 
 /// Opens the files of an index; those that are not there are named in one error.
-fn open_listed(index: &Index, path: &Path, folder: &Path) -> Result<Vec<OpenFile>> {
-    let opened = parallel::map(&index.files, |file| OpenFile::open(&folder.join(&file.name)));
+fn open_listed(index: &Index, path: &Path, folder: &Folder) -> Result<Vec<OpenFile>> {
+    let opened = parallel::map(&index.files, |file| folder.open(&file.name));
     let is_missing =
         |result: &Result<OpenFile>| matches!(result, Err(error) if error.code() == Code::NotFound);
     let missing = index.files.iter().zip(&opened).filter(|(_, result)| is_missing(result));

@@ -3,7 +3,10 @@
 //! A model file is opened one time; its header and later its tensors are read through the same descriptor, so that a
 //! file renamed over it in between cannot mix two models. What a descriptor cannot prevent is somebody writing into
 //! the same file: [`OpenFile::check_unchanged`] compares size and times with those at opening.
+//!
+//! An object of a bucket is opened in the same way: once, and all reads are of the state that it had then ([`crate::remote`]).
 
+use crate::remote::{Blocks, RemoteObject};
 use crate::text::shown;
 use forebay_error::{Code, Error, Result};
 use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, SealFlags, Stat};
@@ -11,6 +14,7 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What tells one state of one file from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,15 +45,31 @@ impl Identity {
     }
 }
 
-/// A regular file, open for reading.
-#[derive(Debug)]
+/// A regular file or a remote object, open for reading.
 pub struct OpenFile {
+    /// The path it was opened by, for messages; of a remote object its URL.
+    pub path: PathBuf,
+    inner: Inner,
+}
+
+enum Inner {
+    Local(Arc<Handle>),
+    Remote(Blocks),
+}
+
+/// A file of this machine.
+#[derive(Debug)]
+pub struct Handle {
     /// The descriptor.
     pub file: File,
-    /// The path it was opened by, for messages.
-    pub path: PathBuf,
     /// What it was when it was opened.
     pub identity: Identity,
+}
+
+impl std::fmt::Debug for OpenFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("OpenFile").field(&self.path).finish()
+    }
 }
 
 impl OpenFile {
@@ -66,7 +86,33 @@ impl OpenFile {
         check_regular(path, &stat)?;
         // io_uring answers EAGAIN for a non-blocking file where it would otherwise wait for the disk.
         rustix::fs::fcntl_setfl(&fd, OFlags::empty()).map_err(|errno| cannot_open(path, errno))?;
-        Ok(Self { file: File::from(fd), path: path.to_owned(), identity: Identity::of(&stat) })
+        Ok(Self::local_of(path, File::from(fd), &stat))
+    }
+
+    fn local_of(path: &Path, file: File, stat: &Stat) -> Self {
+        let handle = Arc::new(Handle { file, identity: Identity::of(stat) });
+        Self { path: path.to_owned(), inner: Inner::Local(handle) }
+    }
+
+    /// An object that is not on this machine; messages call it `path`.
+    pub fn remote(path: &Path, object: Arc<dyn RemoteObject>) -> Self {
+        Self { path: path.to_owned(), inner: Inner::Remote(Blocks::new(object)) }
+    }
+
+    /// The file of this machine, if it is one.
+    pub fn local(&self) -> Option<&Arc<Handle>> {
+        match &self.inner {
+            Inner::Local(handle) => Some(handle),
+            Inner::Remote(_) => None,
+        }
+    }
+
+    /// The remote object, if it is one.
+    pub fn remote_object(&self) -> Option<&Arc<dyn RemoteObject>> {
+        match &self.inner {
+            Inner::Local(_) => None,
+            Inner::Remote(blocks) => Some(&blocks.object),
+        }
     }
 
     /// A file of these bytes in memory, which nobody else can see or change; messages call it `path`.
@@ -83,23 +129,30 @@ impl OpenFile {
         let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
         let stat = rustix::fs::fstat(&file).map_err(failed)?;
-        Ok(Self { file, path: path.to_owned(), identity: Identity::of(&stat) })
+        Ok(Self::local_of(path, file, &stat))
     }
 
     /// Bytes of the file when it was opened.
     pub fn size(&self) -> u64 {
-        self.identity.size
+        match &self.inner {
+            Inner::Local(handle) => handle.identity.size,
+            Inner::Remote(blocks) => blocks.object.size(),
+        }
     }
 
     /// Fails with `file_changed` if the file was written, cut, replaced or removed since it was opened.
     pub fn check_unchanged(&self) -> Result<()> {
-        let stat = rustix::fs::fstat(&self.file)
+        let handle = match &self.inner {
+            Inner::Local(handle) => handle,
+            Inner::Remote(blocks) => return blocks.object.check_unchanged(),
+        };
+        let stat = rustix::fs::fstat(&handle.file)
             .map_err(|errno| Error::io("cannot stat", errno.into()).at(shown(&self.path)))?;
         let now = Identity::of(&stat);
-        if now == self.identity {
+        if now == handle.identity {
             return Ok(());
         }
-        let then = self.identity;
+        let then = handle.identity;
         let what = if now.size != then.size {
             format!("its size went from {} to {} bytes", then.size, now.size)
         } else if now.mtime_ns != then.mtime_ns {
@@ -117,10 +170,14 @@ impl OpenFile {
     /// Fills `buffer` from byte `offset` on. The file ending first is `file_changed` if it was longer when it was
     /// opened, and else `truncated`.
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let handle = match &self.inner {
+            Inner::Local(handle) => handle,
+            Inner::Remote(blocks) => return self.read_remote(blocks, buffer, offset),
+        };
         let mut filled = 0_usize;
         while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
             let at = offset.saturating_add(filled as u64);
-            match self.file.read_at(rest, at) {
+            match handle.file.read_at(rest, at) {
                 Ok(0) => return Err(self.ended(at, offset.saturating_add(buffer.len() as u64))),
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
@@ -131,6 +188,14 @@ impl OpenFile {
             }
         }
         Ok(())
+    }
+
+    fn read_remote(&self, blocks: &Blocks, buffer: &mut [u8], offset: u64) -> Result<()> {
+        let end = offset.saturating_add(buffer.len() as u64);
+        if end > self.size() {
+            return Err(self.ended(self.size(), end));
+        }
+        blocks.read(buffer, offset).map_err(|error| error.at(shown(&self.path)))
     }
 
     fn ended(&self, at: u64, needed: u64) -> Error {

@@ -91,9 +91,13 @@ fn a_pipe_among_the_files_of_an_index() {
 fn opened_files_block_like_others_and_close_on_exec() {
     let folder = folder_with(&["a"]);
     let opened = OpenFile::open(&folder.path().join("a")).unwrap();
-    let flags = rustix::fs::fcntl_getfl(&opened.file).unwrap();
+    let flags = rustix::fs::fcntl_getfl(&opened.local().unwrap().file).unwrap();
     assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
-    assert!(rustix::io::fcntl_getfd(&opened.file).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+    assert!(
+        rustix::io::fcntl_getfd(&opened.local().unwrap().file)
+            .unwrap()
+            .contains(rustix::io::FdFlags::CLOEXEC)
+    );
 }
 
 #[test]

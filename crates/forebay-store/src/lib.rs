@@ -20,6 +20,7 @@ mod memory;
 mod object;
 mod posix;
 pub mod power;
+mod shared;
 mod store;
 
 pub use bucket::{ObjectStore, StoreSettings, Traffic, open_store};
@@ -29,4 +30,5 @@ pub use key::{
 pub use memory::MemoryStore;
 pub use object::{Abilities, Age, DataObject, Expect, Listed, Published, Version};
 pub use posix::PosixStore;
+pub use shared::{local_path, shared_store};
 pub use store::Store;

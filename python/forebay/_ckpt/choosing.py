@@ -6,12 +6,12 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from forebay import _native
 from forebay._ckpt.ranks import Ranks
 from forebay._ckpt.settings import parse_step
 from forebay._errors import DataError, Error, make, usage
+from forebay._urls import Place, place_of
 
 _STEP_FOLDER = re.compile(r"step-(\d{1,19})\Z")
 
@@ -26,7 +26,7 @@ _SHOWN = 20
 class Choice:
     """A step of a folder of steps, or a folder that is a checkpoint by itself."""
 
-    folder: Path
+    folder: Place
     step: int | None
 
     @property
@@ -47,7 +47,7 @@ class Choice:
         return [] if self.step is None else _before(self.folder, self.step)
 
 
-def choose(directory: Path, step: object, ranks: Ranks) -> Choice:
+def choose(directory: Place, step: object, ranks: Ranks) -> Choice:
     """What to restore: the step of a number, the "latest", or a folder that is a checkpoint; the same on all ranks. A
     collective call. Errors: `not_found`, `not_committed`, `usage`, `structure_mismatch`."""
     error: Error | None = None
@@ -71,11 +71,11 @@ def choose(directory: Path, step: object, ranks: Ranks) -> Choice:
     answers = ranks.exchange({"error": None, "choice": told, "named": not latest})
     ranks.raise_first(error)
     folder, number = answers[0]["choice"]
-    first = Choice(Path(folder), None if number is None else int(number))
+    first = Choice(place_of(folder), None if number is None else int(number))
     for rank, answer in enumerate(answers):
         same = answer["named"] == answers[0]["named"]
         if not same or (answer["named"] and answer["choice"] != answers[0]["choice"]):
-            other = Choice(Path(answer["choice"][0]), answer["choice"][1])
+            other = Choice(place_of(answer["choice"][0]), answer["choice"][1])
             asked = other.title if answer["named"] else "the latest step"
             what = f"rank 0 restores {first.title}, rank {rank} asked for {asked}"
             raise make("structure_mismatch", what, str(directory))
@@ -83,10 +83,10 @@ def choose(directory: Path, step: object, ranks: Ranks) -> Choice:
     return first if latest is False and first.step is None else Choice(choice.folder, first.step)
 
 
-def _named(directory: Path, step: object) -> Choice:
+def _named(directory: Place, step: object) -> Choice:
     if not isinstance(step, str | os.PathLike):
         return Choice(directory, parse_step(step))
-    folder = Path(step).absolute()
+    folder = place_of(step).absolute()
     if not folder.is_dir():
         what = (
             f"the step is {os.fspath(step)!r}: no number, not 'latest', and no folder that is there"
@@ -96,7 +96,7 @@ def _named(directory: Path, step: object) -> Choice:
     return Choice(folder, None) if found is None else Choice(folder.parent, int(found[1]))
 
 
-def _latest(directory: Path) -> int:
+def _latest(directory: Place) -> int:
     try:
         found = _native.latest(directory)
     except DataError as error:
@@ -107,7 +107,7 @@ def _latest(directory: Path) -> int:
     raise make("not_found", "no step is committed", str(directory), [_instead_of_steps(directory)])
 
 
-def _instead_of_steps(directory: Path) -> str:
+def _instead_of_steps(directory: Place) -> str:
     """What a folder without a committed step is."""
     if (directory / _METADATA).is_file():
         found = _STEP_FOLDER.match(directory.name)
@@ -125,7 +125,7 @@ def _instead_of_steps(directory: Path) -> str:
     return f"there are only leftovers: {left}" if left else "is it the right folder?"
 
 
-def _before(directory: Path, step: int | None) -> list[str]:
+def _before(directory: Place, step: int | None) -> list[str]:
     """Which step to go on from where one, or the newest, is damaged."""
     with suppress(Error):
         found = _native.steps(directory)

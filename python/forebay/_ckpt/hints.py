@@ -23,13 +23,13 @@ import logging
 import threading
 import weakref
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from forebay import _native
 from forebay._ckpt.ranks import Ranks
+from forebay._urls import Place
 
 _log = logging.getLogger("forebay")
 
@@ -47,7 +47,7 @@ class Hints:
     """This rank's side, for one run of saves."""
 
     def __init__(
-        self, client: Any, directory: Path, run_id: str, rank: int, who: list[str]
+        self, client: Any, directory: Place, run_id: str, rank: int, who: list[str]
     ) -> None:
         self.native = _native.Hints(directory, run_id=run_id, rank=rank, who=who)
         self._client = client

@@ -16,6 +16,7 @@ from forebay._ckpt.settings import STAGING_BYTES, Settings
 from forebay._ckpt.snapshot import current_device
 from forebay._errors import Error, make
 from forebay._options import Options, engine
+from forebay._urls import bytes_of, names_in
 
 _log = logging.getLogger("forebay")
 
@@ -100,21 +101,18 @@ class Natives:
         while self._record(self.epoch) != record:
             if time.monotonic() > until:
                 what = "what rank 0 wrote does not show here: the directory is not shared"
-                hint = "checkpoints of several nodes need a file system that all of them mount"
+                hint = "checkpoints of several nodes need a file system that all of them mount, or a bucket"
                 raise make("not_found", what, str(self.settings.directory), [hint])
             time.sleep(0.05)
 
     def _record(self, epoch: int) -> str | None:
         """A checksum of the record of an epoch, which has a number in it that was drawn; None where it is not there."""
-        folder = self.settings.directory / ".forebay" / "epoch"
-        name = f"{epoch:08x}"
-        try:
-            # A look at the folder first: some networked file systems remember that a name was not there.
-            if name not in os.listdir(folder):
-                return None
-            return hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        except OSError:
+        directory, folder, name = self.settings.directory, (".forebay", "epoch"), f"{epoch:08x}"
+        # A look at the folder first: some networked file systems remember that a name was not there.
+        if name not in names_in(directory, *folder):
             return None
+        record = bytes_of(directory, *folder, name)
+        return None if record is None else hashlib.sha256(record).hexdigest()
 
     def saver(self, device: str, ranks: Ranks) -> _native.Saver:
         """The native saver of a device."""

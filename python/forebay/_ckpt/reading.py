@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from forebay._ckpt.objects import unpack_all
 from forebay._ckpt.settings import Progress
 from forebay._options import Options, engine
 from forebay._process import remember_session
+from forebay._urls import Place
 
 
 def read_regions(
@@ -41,7 +41,7 @@ def read_regions(
 
 
 def load_rank(
-    directory: Path, step: int, rank: int, weights_only: bool, threads: int | None
+    directory: Place, step: int, rank: int, weights_only: bool, threads: int | None
 ) -> dict[str, Any]:
     """The own values of any rank of a step, as they were given to `save`; tensors in host memory."""
     lease = _native.read_lease(directory, step)
@@ -67,7 +67,7 @@ def load_rank(
     return state
 
 
-def side_files(directory: Path, step: int) -> dict[str, bytes]:
+def side_files(directory: Place, step: int) -> dict[str, bytes]:
     """The files that were committed with a step."""
     lease = _native.read_lease(directory, step)
     checkpoint = _native.Checkpoint(directory, step=step)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from forebay._catalog import PathLike
 from forebay._errors import usage
 from forebay._save import parse_size
+from forebay._urls import Place, place_of
 
 OnBusy = Literal["wait", "skip", "supersede"]
 Progress = Callable[[int, int], object]
@@ -28,7 +28,7 @@ _THREADS_MAX = 256
 class Settings:
     """How a checkpointer works."""
 
-    directory: Path
+    directory: Place
     staging_bytes: int | None
     shadow: bool | Literal["auto"]
     process_group: Any
@@ -63,8 +63,6 @@ def parse(
         os.fsencode(directory)
     except UnicodeEncodeError:
         raise usage(f"the directory {ascii(directory)} is no Unicode text") from None
-    if "://" in str(directory):
-        raise usage(f"checkpoints are saved to folders, not to {str(directory)!r}")
     if shadow not in (True, False, "auto"):
         raise usage(f"shadow is {shadow!r}, 'auto', True or False is needed")
     if on_busy not in ("wait", "skip", "supersede"):
@@ -73,7 +71,7 @@ def parse(
     check_count("keep_every", keep_every)
     check_count("threads", threads, _THREADS_MAX)
     return Settings(
-        Path(directory).absolute(),
+        place_of(directory).absolute(),
         None if staging_bytes is None else parse_size(staging_bytes),
         "auto" if shadow == "auto" else bool(shadow),
         process_group,

@@ -26,6 +26,7 @@ import torch
 from forebay import _native
 from forebay._ckpt.kinds import OWN_TYPES
 from forebay._options import Options, engine
+from forebay._urls import Place
 
 #: Bytes a second that a GPU copies within its memory: a third of what an H100 reads, so that older ones do it too.
 SHADOW_RATE = 1.0e12
@@ -81,7 +82,7 @@ class Stall:
     def measure(
         self,
         device: str,
-        directory: Path,
+        directory: Place,
         pool: _native.Pool,
         tensors: Sequence[torch.Tensor],
         size: int,
@@ -90,7 +91,8 @@ class Stall:
         """Measures what a prediction for a state of `size` bytes, among them those of `tensors`, needs."""
         if self.copy_rate is None:
             self.copy_rate = _copy_rate(device, min(size, COPY_BYTES))
-        if size > staging_bytes and self.write_rate is None:
+        # To a bucket nothing is sent for a guess: the first save tells.
+        if isinstance(directory, Path) and size > staging_bytes and self.write_rate is None:
             self.write_rate = _write_rate(device, directory, pool, tensors)
 
 
@@ -154,10 +156,12 @@ def _write_rate(
         shutil.rmtree(home, ignore_errors=True)
 
 
-def collect_probes(directory: Path, grace_s: float, dry_run: bool = False) -> list[tuple[str, int]]:
+def collect_probes(directory: Place, grace_s: float, dry_run: bool = False) -> list[tuple[str, int]]:
     """Removes what measurements left whose process was killed, once nothing of it changed for `grace_s` seconds: one
     that runs takes seconds. Returns names and bytes of what was removed, or would be. Errors: `OSError`."""
-    removed = []
+    removed: list[tuple[str, int]] = []
+    if not isinstance(directory, Path):
+        return removed
     for name in os.listdir(directory):
         digits = name.removeprefix(PROBE_PREFIX)
         if digits == name or len(digits) != _PROBE_DIGITS or set(digits) - set("0123456789abcdef"):

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +29,7 @@ from forebay._ckpt.plans import Plan
 from forebay._ckpt.ranks import Ranks
 from forebay._ckpt.shared import share
 from forebay._errors import Error, make, usage
+from forebay._urls import Place, names_in
 
 #: Structures that are kept: a state with and one without the optimizer, and two more.
 _PLANS = 4
@@ -68,7 +67,7 @@ class _Call:
 class Structures:
     """The structures that ranks agreed on."""
 
-    def __init__(self, ranks: Ranks, files: int | None, directory: Path) -> None:
+    def __init__(self, ranks: Ranks, files: int | None, directory: Place) -> None:
         self.ranks = ranks
         self._files = files
         self._directory = directory
@@ -102,10 +101,11 @@ class Structures:
 
     def step_of(self, counter: int) -> int | None:
         """The step that other ranks save with that number; None where nobody has begun."""
-        for records in self._directory.glob(f"step-*/.forebay/{self._attempt(counter)}"):
-            digits = records.parent.parent.name.removeprefix("step-")
-            if digits.isdecimal():
-                return int(digits)
+        for folder in names_in(self._directory):
+            digits = folder.removeprefix("step-")
+            if folder == f"step-{digits}" and digits.isdecimal():
+                if names_in(self._directory, folder, ".forebay", self._attempt(counter)):
+                    return int(digits)
         return None
 
     def _attempt(self, counter: int) -> str:
@@ -270,11 +270,8 @@ class Structures:
         """Whether another rank has begun to write what this rank waits to agree on: that one does not come any more.
         What does not show yet is found later."""
         folder = f"step-{call.step}"
-        records = self._directory / folder / ".forebay" / self._attempt(call.counter)
-        try:
-            return any(name.startswith("begin-") for name in os.listdir(records))
-        except OSError:
-            return False
+        records = names_in(self._directory, folder, ".forebay", self._attempt(call.counter))
+        return any(name.startswith("begin-") for name in records)
 
     def _lay_out(self, plan: Plan, own: Own | None) -> Error | None:
         """Makes the native structure; the error if that cannot be, for the others to hear of."""

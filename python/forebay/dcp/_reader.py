@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import os
 import secrets
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +32,8 @@ from forebay._catalog import PathLike
 from forebay._ckpt.kinds import dtype_of
 from forebay._ckpt.objects import harmless, load, unpack_all
 from forebay._ckpt.reading import read_regions
-from forebay._errors import make, quoted
+from forebay._errors import Error, make, quoted
+from forebay._urls import Place, home_of, place_of
 from forebay.dcp._alone import read_metadata
 
 
@@ -41,7 +41,7 @@ class Reader(StorageReader):
     """A StorageReader that reads natively: checkpoints of Forebay and of torch.
 
     Args:
-        path: the checkpoint's folder; `checkpoint_id` of `dcp.load` replaces it.
+        path: the checkpoint's folder, or its URL in a bucket; `checkpoint_id` of `dcp.load` replaces it.
         threads: worker threads.
         weights_only: refuse objects whose classes are not known to be harmless, as `torch.load` does.
     """
@@ -50,7 +50,7 @@ class Reader(StorageReader):
         self, path: PathLike, *, threads: int | None = None, weights_only: bool = True
     ) -> None:
         super().__init__()
-        self.path = Path(path)
+        self.path = place_of(path)
         self.threads = threads
         self.weights_only = weights_only
         self.load_id = secrets.token_hex(16)
@@ -63,7 +63,7 @@ class Reader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A new load, from another folder if one is given."""
         if checkpoint_id:
-            self.path = Path(checkpoint_id)
+            self.path = place_of(checkpoint_id)
         self.load_id = secrets.token_hex(16)
         self._opened = self._stock = None
 
@@ -79,13 +79,14 @@ class Reader(StorageReader):
         home = self.path / f"__{rank}"
         if home.is_dir():
             return self._describe(home)
+        folder = home_of(self.path, "a checkpoint that torch wrote without collective calls")
         # Written by torch: its reader follows the metadata, which is read without executing it.
-        metadata = read_metadata(self.path / f"__{rank}.metadata")
-        self._stock = FileSystemReader(self.path)
+        metadata = read_metadata(folder / f"__{rank}.metadata")
+        self._stock = FileSystemReader(folder)
         self._stock.storage_data = metadata.storage_data
         return metadata
 
-    def _describe(self, folder: Path) -> Metadata:
+    def _describe(self, folder: Place) -> Metadata:
         opened = self._opened = _Opened(folder)
         entries: dict[str, Any] = {}
         paths: dict[str, Any] = {}
@@ -174,14 +175,17 @@ class Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether a name is a folder."""
-        return "://" not in str(checkpoint_id) and Path(checkpoint_id).is_dir()
+        """Whether a name is a folder, or a prefix of a bucket."""
+        try:
+            return place_of(checkpoint_id).is_dir()
+        except Error:
+            return False
 
 
 class _Opened:
     """An open checkpoint, and its entries by name."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Place) -> None:
         self.checkpoint = _native.Checkpoint(folder)
         entries = self.checkpoint.entries
         self.numbers = {entry[0]: number for number, entry in enumerate(entries)}

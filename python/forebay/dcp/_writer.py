@@ -23,7 +23,6 @@ import secrets
 import threading
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,12 +43,16 @@ from forebay._ckpt.snapshot import Snapshots, device_of
 from forebay._errors import Error, make, quoted, usage
 from forebay._options import Options, engine
 from forebay._save import parse_size
+from forebay._urls import Place, home_of, place_of
 from forebay.dcp._alone import publish_alone
 from forebay.dcp._memory import lent
 
 _log = logging.getLogger("forebay")
 
 _METADATA = ".metadata"
+
+#: What is written to folders alone.
+_ALONE = "a save without collective calls"
 
 #: Of the metadata files that ranks write for themselves, as torch has it.
 _VERSION = "1.0.0"
@@ -77,7 +80,7 @@ class Writer(StorageWriter):
     """A StorageWriter that writes natively.
 
     Args:
-        path: the checkpoint's folder; `checkpoint_id` of `dcp.save` replaces it.
+        path: the checkpoint's folder, or its URL in a bucket; `checkpoint_id` of `dcp.save` replaces it.
         threads: files that a rank writes at a time.
         overwrite: whether a checkpoint in the folder may be replaced; it stays until the new one is committed.
         staging_bytes: memory that bytes of a GPU go through. What a save took of it is kept for the next one, until
@@ -122,6 +125,8 @@ class Writer(StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Refuses folders that are not to be written to. Errors: `already_exists`."""
+        if not self.use_collectives:
+            home_of(self.path, _ALONE)
         self.path.mkdir(parents=True, exist_ok=True)
         if not self.overwrite and (self.path / self._metadata_name()).exists():
             what = "there is a checkpoint, and overwrite=False"
@@ -271,7 +276,7 @@ class Writer(StorageWriter):
             host=platform.node(),
         )
         if not self.use_collectives:
-            publish_alone(self.path, self._home().name, metadata)
+            publish_alone(home_of(self.path, _ALONE), self._home().name, metadata)
         _collector.put(partial(_collect, self._home(), self.grace_s))
 
     def storage_meta(self) -> StorageMeta | None:
@@ -285,13 +290,17 @@ class Writer(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether a name can be a folder."""
-        return "://" not in str(checkpoint_id)
+        """Whether a name can be a folder, or a prefix of a bucket."""
+        try:
+            _folder(checkpoint_id)
+        except Error:
+            return False
+        return True
 
     def _metadata_name(self) -> str:
         return _METADATA if self.use_collectives else f"__{self.rank or 0}{_METADATA}"
 
-    def _home(self) -> Path:
+    def _home(self) -> Place:
         """The folder that the native part writes to."""
         return self.path if self.use_collectives else self.path / f"__{self.rank or 0}"
 
@@ -333,7 +342,7 @@ def _checked(name: str, item: WriteItem, tensor: Any) -> torch.Tensor:
     return found
 
 
-def _collect(folder: Path, grace_s: float) -> None:
+def _collect(folder: Place, grace_s: float) -> None:
     """Removes what is left of attempts that are not the checkpoint; a failure is logged, the next save tries again."""
     try:
         _native.gc(folder, grace_s=grace_s)
@@ -341,7 +350,5 @@ def _collect(folder: Path, grace_s: float) -> None:
         _log.warning("forebay: leftovers in %s were not removed: %s", folder, error)
 
 
-def _folder(path: str | os.PathLike[str]) -> Path:
-    if "://" in str(path):
-        raise usage(f"checkpoints are saved to folders, not to {str(path)!r}")
-    return Path(path)
+def _folder(path: str | os.PathLike[str]) -> Place:
+    return place_of(path)

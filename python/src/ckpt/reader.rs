@@ -16,6 +16,7 @@ use super::structure::{elements, torch_name, torch_sides};
 use super::usage;
 use crate::engine::Engine;
 use crate::error::{Result, internal};
+use crate::place::place;
 use crate::session::Session;
 use crate::wait::interruptible;
 
@@ -30,14 +31,14 @@ pub(crate) struct Checkpoint {
 
 #[pymethods]
 impl Checkpoint {
-    /// Opens a step's folder, or with `step` that step of a folder of steps.
+    /// Opens a step's folder or URL, or with `step` that step of a folder of steps.
     #[new]
     #[pyo3(signature = (path, *, step=None))]
     fn new(py: Python<'_>, path: PathBuf, step: Option<u64>) -> Result<Self> {
         let inner = interruptible(py, move |_| {
-            let path =
-                step.map_or_else(|| path.clone(), |step| path.join(commit::step_folder(step)));
-            Reader::open(&path)
+            let folder = place(&path)?.checkpoint()?;
+            let step = step.map(|step| folder.folder(&commit::step_folder(step)));
+            Reader::open(step.as_ref().unwrap_or(&folder))
         })?;
         Ok(Self { inner: Arc::new(inner) })
     }

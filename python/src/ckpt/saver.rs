@@ -16,7 +16,7 @@ use forebay_checkpoint::save::{
 };
 use forebay_engine::stage::Place;
 use forebay_error::Error;
-use forebay_store::PosixStore;
+use forebay_store::{PosixStore, Store};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use sha2::{Digest, Sha256};
@@ -30,6 +30,7 @@ use super::usage;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::fork::Own;
+use crate::place::{Home, home};
 use crate::process::Holder;
 use crate::wait::interruptible;
 
@@ -42,14 +43,17 @@ const WRITERS_MAX: usize = 8;
 /// The same for folders that lie in memory.
 const WRITERS_IN_MEMORY_MAX: usize = 16;
 
-/// A folder of steps (or one step) as a store of the commit protocol. Made where it is not there.
-pub(super) fn root(folder: &std::path::Path, make: bool) -> forebay_error::Result<Root> {
-    let store = if make { PosixStore::create(folder)? } else { PosixStore::open(folder)? };
-    Ok(Root {
-        store: Arc::new(Audited::new(store, folder)),
-        clock: Arc::new(SystemClock::default()),
-        identify: Arc::new(OurMetadata),
-    })
+/// A folder or prefix of steps (or one step) as a store of the commit protocol. A folder is made where it is not there.
+pub(super) fn root(place: &std::path::Path, make: bool) -> forebay_error::Result<Root> {
+    let store: Arc<dyn Store> = match home(place)? {
+        Home::Bucket(store) => store,
+        Home::Folder(folder) => {
+            let store =
+                if make { PosixStore::create(&folder)? } else { PosixStore::open(&folder)? };
+            Arc::new(Audited::new(store, &folder))
+        }
+    };
+    Ok(Root { store, clock: Arc::new(SystemClock::default()), identify: Arc::new(OurMetadata) })
 }
 
 pub(super) fn run_id(text: &str) -> forebay_error::Result<RunId> {
@@ -186,9 +190,10 @@ impl Saver {
         let (run, engine, pool) = (self::run_id(run_id)?, engine.shared()?, pool.shared()?);
         let (root, in_memory) = interruptible(py, move |_| {
             let made = self::root(&root, true)?;
-            let folder = std::fs::File::open(&root)
+            let Home::Folder(folder) = home(&root)? else { return Ok((made, false)) };
+            let open = std::fs::File::open(&folder)
                 .map_err(|error| Error::io("cannot open the folder", error))?;
-            let profile = forebay_topology::file_profile(&folder, &root)?;
+            let profile = forebay_topology::file_profile(&open, &folder)?;
             Ok((made, profile.kind == forebay_topology::FsKind::Tmpfs))
         })?;
         let who = who.unwrap_or_else(|| format!("process {}", std::process::id()));

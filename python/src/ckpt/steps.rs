@@ -11,6 +11,7 @@ use pyo3::types::{PyDict, PyList};
 use super::saver::root;
 use crate::error::Result;
 use crate::fork::Own;
+use crate::place::{Home, home};
 use crate::wait::interruptible;
 
 /// An attempt that showed no sign of life for so long counts as dead in a listing: a lease and a half.
@@ -53,7 +54,7 @@ pub(crate) fn steps(py: Python<'_>, folder: PathBuf) -> Result<Bound<'_, PyList>
 #[pyfunction]
 pub(crate) fn latest(py: Python<'_>, folder: PathBuf) -> Result<Option<u64>> {
     interruptible(py, move |_| {
-        if !folder.is_dir() {
+        if matches!(home(&folder)?, Home::Folder(folder) if !folder.is_dir()) {
             return Ok(None);
         }
         Ok(commit::latest(&root(&folder, false)?)?.map(|state| state.step))

@@ -31,6 +31,7 @@ use forebay_tensor::Dtype;
 pub(crate) use cast::cast;
 pub use rename::Rename;
 
+use crate::open::Place;
 use crate::progress::Progress;
 use crate::stream::{BATCH_BYTES, SLOTS, Source, TensorInfo};
 
@@ -96,19 +97,22 @@ pub struct Exported {
     pub warnings: Vec<String>,
 }
 
-/// Writes what is at `path` (a checkpoint, or any model) to `to`.
+/// Writes what is at a place (a checkpoint, or any model) to `to`.
 ///
 /// Errors: those of reading, among them `checksum`; `usage` where `to` is the source or lies in it, for names
 /// that a rule makes twice or empty, and where
 /// nothing is selected; `already_exists`; `unsupported` for a dtype that the format lacks; those of writing.
 pub fn export(
-    path: &Path,
+    place: impl Into<Place>,
     to: &Path,
     options: &Options<'_>,
     progress: &impl Progress,
 ) -> Result<Exported> {
-    apart::check(path, to)?;
-    let source = Source::open(path)?;
+    let place = place.into();
+    if let Place::Local(path) = &place {
+        apart::check(path, to)?;
+    }
+    let source = Source::open(place)?;
     let (items, unused) = Items::choose(&source, options)?;
     if !options.overwrite {
         refuse_existing(to)?;

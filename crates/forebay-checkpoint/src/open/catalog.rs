@@ -6,6 +6,7 @@
 //! which whoever loads it gets; the others load. Items that were compressed are decoded into memory first.
 
 use super::item::Elements;
+use super::place::Place;
 use super::{Checkpoint, Concern, Origin};
 use crate::model::{BLOCK_BYTES, Chunk, DataPlace, Entry, Kind};
 use forebay_error::{Code, Error, Result};
@@ -14,12 +15,11 @@ use forebay_format::dcp::hf::is_shard;
 use forebay_format::safetensors::read_header;
 use forebay_format::torch_zip::PlainObject;
 use forebay_format::{
-    Catalog, CatalogFile, Check, Fault, Format, Model, OpenFile, Piece, Stored, TensorEntry,
-    parallel,
+    Catalog, CatalogFile, Check, Fault, Folder, Format, Model, OpenFile, Piece, Stored,
+    TensorEntry, open_files_in, open_model_in, parallel,
 };
 use forebay_tensor::byte_len;
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::Arc;
 
 /// A model or a checkpoint, listed.
@@ -30,23 +30,50 @@ pub struct Opened {
     checkpoint: Option<Checkpoint>,
 }
 
-/// Opens what is at a path: a checkpoint (its folder, or the `.metadata` in it), or a model as
+/// Opens what is at a place: a checkpoint (its folder, or the `.metadata` in it), or a model as
 /// [`forebay_format::open_model`] does.
-pub fn open_model(path: &Path) -> Result<Opened> {
-    let path = match path.file_name().is_some_and(|name| name == ".metadata") {
-        true => path.parent().unwrap_or(path),
-        false => path,
-    };
-    if path.is_dir() && is_checkpoint(path)? {
-        let checkpoint = Checkpoint::open(path)?;
+pub fn open_model(place: impl Into<Place>) -> Result<Opened> {
+    let place = place.into();
+    let folder = place.folder()?;
+    if let Some(folder) = &folder
+        && is_checkpoint(folder)?
+    {
+        let checkpoint = Checkpoint::open(folder)?;
         let listing = list(&checkpoint)?;
         return Ok(Opened { listing, checkpoint: Some(checkpoint) });
     }
-    Ok(Opened { listing: forebay_format::open_model(path)?, checkpoint: None })
+    let listing = match (&place, &folder) {
+        (Place::Local(path), _) => forebay_format::open_model(path)?,
+        (Place::Remote { folder, name }, _) => open_model_in(folder, name.as_deref())?,
+    };
+    Ok(Opened { listing, checkpoint: None })
+}
+
+/// Opens these files as one model. A tensor in two of them is `duplicate_tensor`.
+pub fn open_files(places: &[Place]) -> Result<Model> {
+    let local = |place: &Place| match place {
+        Place::Local(path) => Some(path.clone()),
+        Place::Remote { .. } => None,
+    };
+    if let Some(paths) = places.iter().map(local).collect::<Option<Vec<_>>>() {
+        return forebay_format::open_files(&paths);
+    }
+    let files = places.iter().map(|place| match place {
+        Place::Remote { folder, name: Some(name) } => Ok((folder.clone(), name.clone())),
+        Place::Remote { .. } => {
+            let what = "is a folder; a list is of files";
+            Err(Error::new(Code::Usage, what).at(place.path().display()))
+        }
+        Place::Local(path) => {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            Ok((path.parent().unwrap_or(std::path::Path::new("")).into(), name))
+        }
+    });
+    open_files_in(&files.collect::<Result<Vec<_>>>()?)
 }
 
 /// Whether a folder is to be opened as a checkpoint, be it as one that was not committed.
-fn is_checkpoint(folder: &Path) -> Result<bool> {
+fn is_checkpoint(folder: &Folder) -> Result<bool> {
     let listing = super::files::list(folder)?;
     if listing.has_metadata {
         return Ok(true);
@@ -61,17 +88,18 @@ fn is_checkpoint(folder: &Path) -> Result<bool> {
     // One file tells: the writer marks each.
     let Some(first) = listing.safetensors.first() else { return Ok(false) };
     // A file that cannot be read is a matter for whoever opens the model.
-    let header = OpenFile::open(&folder.join(first)).and_then(|file| read_header(&file));
+    let header = folder.open(first).and_then(|file| read_header(&file));
     Ok(header.is_ok_and(|header| is_shard(&header)))
 }
 
 /// A catalog of a checkpoint's tensors, none of them opened.
 fn list(checkpoint: &Checkpoint) -> Result<Model> {
-    let folder = checkpoint.folder();
-    let files = checkpoint.files.iter().map(|file| {
-        let path = folder.join(&file.name);
-        let size = std::fs::metadata(&path).map_or(0, |file| file.len());
-        CatalogFile { name: file.name.clone(), path, size }
+    let folder = checkpoint.location();
+    let names: Vec<&str> = checkpoint.files.iter().map(|file| file.name.as_str()).collect();
+    let sizes = folder.sizes(&names)?;
+    let files = names.iter().zip(sizes).map(|(name, size)| {
+        let path = folder.path().join(name);
+        CatalogFile { name: (*name).to_owned(), path, size: size.unwrap_or(0) }
     });
     let files = files.collect();
     let mut tensors = Vec::new();

@@ -2,15 +2,15 @@
 
 use super::files::Listing;
 use super::{Checkpoint, Concern, Origin, Warning};
+use crate::commit::METADATA;
 use crate::model::{Chunk, DataFile, Entry, Kind, PathStep};
 use crate::save::{refuse_ours, stamp};
 use forebay_error::{Code, Error, Result};
 use forebay_format::dcp::metadata::{self, DcpMetadata, EntryKind, Place, Step};
 use forebay_format::pickle::Limits;
-use forebay_format::{OpenFile, shown};
+use forebay_format::{Folder, shown};
 use forebay_tensor::Region;
 use std::collections::BTreeSet;
-use std::path::Path;
 
 /// How many stale files are named.
 const NAMED: usize = 20;
@@ -19,7 +19,7 @@ const NAMED: usize = 20;
 ///
 /// Errors: `invalid_metadata` where it is ours all the same: the line is damaged, and with it all that is known of the
 /// bytes beyond their archives' own checksums.
-pub(super) fn open_stock(folder: &Path, listing: &Listing) -> Result<Checkpoint> {
+pub(super) fn open_stock(folder: &Folder, listing: &Listing) -> Result<Checkpoint> {
     open_if(folder, listing, |_, metadata| {
         refuse_ours(metadata).map_err(|error| {
             error
@@ -31,24 +31,24 @@ pub(super) fn open_stock(folder: &Path, listing: &Listing) -> Result<Checkpoint>
 
 /// Opens a folder of ours whose manifest is gone, by its `.metadata` alone. Errors: `checksum` where that has a CRC of
 /// all of itself, and another one.
-pub(super) fn open(folder: &Path, listing: &Listing) -> Result<Checkpoint> {
+pub(super) fn open(folder: &Folder, listing: &Listing) -> Result<Checkpoint> {
     open_if(folder, listing, |bytes, _| stamp::check(bytes).map(drop))
 }
 
 /// Opens a folder that has a `.metadata` as far as that can be read, whoever wrote it, damaged or not: to say what else
 /// is wrong, never to load from.
-pub(super) fn open_damaged(folder: &Path, listing: &Listing) -> Result<Checkpoint> {
+pub(super) fn open_damaged(folder: &Folder, listing: &Listing) -> Result<Checkpoint> {
     open_if(folder, listing, |_, _| Ok(()))
 }
 
 /// Opens what `accept` does not refuse: it is given the bytes of `.metadata` and what they say.
 fn open_if(
-    folder: &Path,
+    folder: &Folder,
     listing: &Listing,
     accept: impl FnOnce(&[u8], &DcpMetadata) -> Result<()>,
 ) -> Result<Checkpoint> {
-    let path = folder.join(".metadata");
-    let parsed = read(&path).and_then(|bytes| {
+    let path = folder.path().join(METADATA);
+    let parsed = read(folder).and_then(|bytes| {
         let metadata = DcpMetadata::read(&bytes)?;
         accept(&bytes, &metadata)?;
         Ok(metadata)
@@ -58,7 +58,7 @@ fn open_if(
         metadata.warnings().iter().map(|text| told(text, !metadata.stale().is_empty())).collect();
     let entries = metadata.entries().filter_map(|entry| convert(&entry, &mut warnings)).collect();
     warnings.extend(leftovers(listing));
-    warnings.extend(stale_files(folder, listing, metadata.files()));
+    warnings.extend(stale_files(folder, listing, metadata.files())?);
     let files = metadata.files().iter();
     let files = files.map(|name| DataFile { name: name.clone(), bytes: None }).collect();
     let origin = Origin::Dcp {
@@ -70,8 +70,8 @@ fn open_if(
     Ok(checkpoint)
 }
 
-fn read(path: &Path) -> Result<Vec<u8>> {
-    let file = OpenFile::open(path)?;
+fn read(folder: &Folder) -> Result<Vec<u8>> {
+    let file = folder.open(METADATA)?;
     let most = Limits::METADATA.input_bytes as u64;
     if file.size() > most {
         let what = format!("has {} bytes, {most} is the most that is read", file.size());
@@ -148,12 +148,17 @@ pub(super) fn leftovers(listing: &Listing) -> impl Iterator<Item = Warning> + '_
 
 /// Data files that nothing refers to: from an earlier save on more ranks, or one that did not end. An empty one is
 /// what a rank without data leaves, in any save.
-pub(super) fn stale_files(folder: &Path, listing: &Listing, files: &[String]) -> Vec<Warning> {
+pub(super) fn stale_files(
+    folder: &Folder,
+    listing: &Listing,
+    files: &[String],
+) -> Result<Vec<Warning>> {
     let used: BTreeSet<&str> = files.iter().map(String::as_str).collect();
-    let holds_bytes =
-        |name: &&String| std::fs::metadata(folder.join(name)).is_ok_and(|file| file.len() > 0);
-    let stale = listing.distcp.iter().filter(|name| !used.contains(name.as_str()));
-    let stale: Vec<&String> = stale.filter(holds_bytes).collect();
+    let stale = listing.distcp.iter().map(String::as_str).filter(|name| !used.contains(name));
+    let stale: Vec<&str> = stale.collect();
+    let sizes = folder.sizes(&stale)?;
+    let with_bytes = stale.into_iter().zip(sizes).filter(|(_, size)| size.unwrap_or(0) > 0);
+    let stale: Vec<&str> = with_bytes.map(|(name, _)| name).collect();
     let named = stale.iter().take(NAMED).map(|name| Warning {
         concern: Concern::StaleFile,
         text: format!("data file {name:?} belongs to nothing; it is not read"),
@@ -163,5 +168,5 @@ pub(super) fn stale_files(folder: &Path, listing: &Listing, files: &[String]) ->
         let text = format!("{} more data files belong to nothing", stale.len() - NAMED);
         warnings.push(Warning { concern: Concern::StaleFile, text });
     }
-    warnings
+    Ok(warnings)
 }

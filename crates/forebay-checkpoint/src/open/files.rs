@@ -2,13 +2,12 @@
 
 use crate::model::{Chunk, DataFile};
 use forebay_error::{Code, Error, Result};
-use forebay_format::{OpenFile, shown};
+use forebay_format::{Folder, OpenFile, shown};
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The most names that a folder may hold.
-const MAX_NAMES: usize = 4 << 20;
+pub(super) const MAX_NAMES: usize = 4 << 20;
 
 /// The most data files that stay open; beyond, each is opened for its use.
 const KEPT_OPEN: usize = 256;
@@ -32,15 +31,9 @@ pub(super) struct Listing {
 }
 
 /// The names in a folder, without what is in folders below.
-pub(super) fn list(folder: &Path) -> Result<Listing> {
-    let failed = |error| Error::io("cannot list folder", error).at(shown(folder));
+pub(super) fn list(folder: &Folder) -> Result<Listing> {
     let mut listing = Listing::default();
-    for (count, entry) in std::fs::read_dir(folder).map_err(failed)?.enumerate() {
-        if count >= MAX_NAMES {
-            let what = format!("the folder holds more than {MAX_NAMES} names");
-            return Err(Error::new(Code::Unsupported, what).at(shown(folder)));
-        }
-        let Ok(name) = entry.map_err(failed)?.file_name().into_string() else { continue };
+    for (name, _) in folder.names(MAX_NAMES)? {
         match name.as_str() {
             ".metadata" => listing.has_metadata = true,
             _ if name.starts_with(".metadata.") => drop(listing.leftovers.insert(name)),
@@ -59,7 +52,7 @@ pub(super) fn list(folder: &Path) -> Result<Listing> {
 }
 
 /// The error for a folder without a checkpoint that counts.
-pub(super) fn nothing(folder: &Path, listing: &Listing) -> Error {
+pub(super) fn nothing(folder: &Folder, listing: &Listing) -> Error {
     let error = if !listing.per_rank.is_empty() {
         let what = "the checkpoint was saved without collective calls: each rank's part alone";
         Error::new(Code::Unsupported, what)
@@ -78,23 +71,23 @@ pub(super) fn nothing(folder: &Path, listing: &Listing) -> Error {
             None => error.hint("name the folder that holds .metadata"),
         }
     };
-    error.at(shown(folder))
+    error.at(shown(folder.path()))
 }
 
 /// A folder and its data files, by number.
 #[derive(Debug)]
 pub(super) struct DataFolder {
-    path: PathBuf,
+    folder: Folder,
     opened: Mutex<Vec<Option<Arc<OpenFile>>>>,
 }
 
 impl DataFolder {
-    pub(super) fn new(path: &Path, files: usize) -> Self {
-        Self { path: path.to_owned(), opened: Mutex::new(vec![None; files.min(KEPT_OPEN)]) }
+    pub(super) fn new(folder: Folder, files: usize) -> Self {
+        Self { folder, opened: Mutex::new(vec![None; files.min(KEPT_OPEN)]) }
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.path
+    pub(super) fn folder(&self) -> &Folder {
+        &self.folder
     }
 
     /// A data file, opened once. `missing_file` where it is not there.
@@ -104,12 +97,11 @@ impl DataFolder {
         if let Some(Some(open)) = opened().get(slot) {
             return Ok(open.clone());
         }
-        let path = self.path.join(&file.name);
-        let open = OpenFile::open(&path).map_err(|error| match error.code() {
+        let open = self.folder.open(&file.name).map_err(|error| match error.code() {
             Code::NotFound => {
                 let what = format!("the data file {:?} is not there", file.name);
                 Error::new(Code::MissingFile, what)
-                    .at(shown(&self.path))
+                    .at(shown(self.folder.path()))
                     .hint("copy it again from where the checkpoint is whole")
             }
             _ => error,
@@ -120,7 +112,7 @@ impl DataFolder {
                 false => (Code::InvalidItem, "longer"),
             };
             let what = format!("has {} bytes, {found} than the {bytes} that it must", open.size());
-            return Err(Error::new(code, what).at(shown(&path)));
+            return Err(Error::new(code, what).at(shown(&open.path)));
         }
         let open = Arc::new(open);
         match opened().get_mut(slot) {

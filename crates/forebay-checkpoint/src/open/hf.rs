@@ -7,18 +7,17 @@ use forebay_error::{Code, Error, Result};
 use forebay_format::dcp::hf::{ShardPart, ShardedTensor, assemble, is_shard};
 use forebay_format::index::MAX_FILES;
 use forebay_format::safetensors::read_header;
-use forebay_format::{OpenFile, parallel, shown};
-use std::path::Path;
+use forebay_format::{Folder, parallel, shown};
 
 /// Opens a folder of shards; `None` where its files hold whole tensors, as any model's do.
-pub(super) fn open(folder: &Path, listing: &Listing) -> Result<Option<Checkpoint>> {
+pub(super) fn open(folder: &Folder, listing: &Listing) -> Result<Option<Checkpoint>> {
     if listing.safetensors.len() > MAX_FILES {
         let what = format!("more than {MAX_FILES} files *.safetensors");
-        return Err(Error::new(Code::Unsupported, what).at(shown(folder)));
+        return Err(Error::new(Code::Unsupported, what).at(shown(folder.path())));
     }
     let names: Vec<String> = listing.safetensors.iter().cloned().collect();
     let headers = parallel::map(&names, |name| {
-        let file = OpenFile::open(&folder.join(name))?;
+        let file = folder.open(name)?;
         Ok((read_header(&file)?, file.size()))
     });
     let headers: Vec<_> = headers.into_iter().collect::<Result<_>>()?;
@@ -39,7 +38,7 @@ pub(super) fn open(folder: &Path, listing: &Listing) -> Result<Option<Checkpoint
     }
     let named: Vec<_> =
         names.into_iter().zip(headers).map(|(name, (header, _))| (name, header)).collect();
-    let tensors = assemble(&named).map_err(|error| error.at(shown(folder)))?;
+    let tensors = assemble(&named).map_err(|error| error.at(shown(folder.path())))?;
     let entries = tensors.into_iter().map(entry).collect();
     Checkpoint::new(Origin::HfShards, entries, files, folder, warnings).map(Some)
 }

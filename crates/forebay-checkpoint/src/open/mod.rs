@@ -17,11 +17,13 @@ mod files;
 mod hf;
 mod item;
 pub(crate) mod ours;
+mod place;
 mod regions;
 mod verify;
 mod verify_ours;
 
-pub use catalog::{Opened, open_model};
+pub use catalog::{Opened, open_files, open_model};
+pub use place::{Place, folder_in};
 pub use verify::{Finding, Verdict};
 pub use verify_ours::{Fault, Verified, verify_folder};
 
@@ -29,8 +31,8 @@ use crate::manifest::Info;
 use crate::model::{DataFile, Entry};
 use files::DataFolder;
 use forebay_error::{Code, Error, Result};
-use forebay_format::shown;
 use forebay_format::torch_zip::PlainObject;
+use forebay_format::{Folder, shown};
 use forebay_tensor::ChunkIndex;
 use std::collections::HashMap;
 use std::path::Path;
@@ -112,13 +114,14 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in a folder.
+    /// Opens the checkpoint in a folder, here or in a bucket.
     ///
     /// Errors: `not_committed` where there are data files and no `.metadata`; `unknown_format` where there is nothing
     /// of a checkpoint; `invalid_metadata` for one of ours whose manifest is not to be found by its `.metadata`, and
     /// `invalid_metadata`, `forbidden_global`, `unsafe_path`, `overlap`, `hole` and `out_of_bounds`
     /// for what the metadata says; `missing_file` where shards are numbered with gaps.
-    pub fn open(folder: &Path) -> Result<Self> {
+    pub fn open(folder: impl Into<Folder>) -> Result<Self> {
+        let folder = &folder.into();
         let listing = files::list(folder)?;
         if listing.has_metadata {
             return match ours::open(folder, &listing)? {
@@ -137,14 +140,14 @@ impl Checkpoint {
         origin: Origin,
         entries: Vec<Entry>,
         files: Vec<DataFile>,
-        folder: &Path,
+        folder: &Folder,
         warnings: Vec<Warning>,
     ) -> Result<Self> {
         let count = u32::try_from(entries.len())
             .map_err(|_| Error::new(Code::Unsupported, "more than 2^32 entries"))?;
         let mut by_name: Vec<u32> = (0..count).collect();
         by_name.sort_by_key(|&at| entries.get(at as usize).map(|entry| entry.name.as_str()));
-        let folder = DataFolder::new(folder, files.len());
+        let folder = DataFolder::new(folder.clone(), files.len());
         let (attributes, file_crcs) = (Vec::new(), Vec::new());
         let indexes = Mutex::default();
         Ok(Self {
@@ -160,9 +163,14 @@ impl Checkpoint {
         })
     }
 
-    /// Where it is.
+    /// Where it is; of one in a bucket its URL.
     pub fn folder(&self) -> &Path {
-        self.folder.path()
+        self.folder.folder().path()
+    }
+
+    /// The same, as what can be looked into.
+    pub fn location(&self) -> &Folder {
+        self.folder.folder()
     }
 
     /// The entry of that name.

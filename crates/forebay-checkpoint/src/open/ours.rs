@@ -7,21 +7,21 @@
 //! [`open`] reads all of the manifest, for listings and exports. A restore asks for what it wants ([`some_of`]).
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
-use forebay_engine::LocalFile;
+use forebay_engine::{RangeSource, source_of};
 use forebay_error::{Code, Error, Result};
-use forebay_format::{OpenFile, shown};
+use forebay_format::Folder;
 
 use super::files::Listing;
 use super::{Checkpoint, Concern, Origin, Warning};
+use crate::commit::METADATA;
 use crate::manifest::Manifest;
 use crate::model::{Chunk, DataFile, Entry, Kind};
 use crate::save::Seal;
 
 /// Opens it, if it is one of ours.
-pub(super) fn open(folder: &Path, listing: &Listing) -> Result<Option<Checkpoint>> {
+pub(super) fn open(folder: &Folder, listing: &Listing) -> Result<Option<Checkpoint>> {
     let Some(seal) = seal(folder)? else { return Ok(None) };
     let manifest = match manifest(folder, &seal) {
         Ok(manifest) => manifest,
@@ -42,7 +42,7 @@ pub(super) fn open(folder: &Path, listing: &Listing) -> Result<Option<Checkpoint
     let origin = Origin::Forebay(Box::new(manifest.info().clone()));
     let mut warnings: Vec<Warning> = super::dcp::leftovers(listing).collect();
     let names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
-    warnings.extend(super::dcp::stale_files(folder, listing, &names));
+    warnings.extend(super::dcp::stale_files(folder, listing, &names)?);
     let mut checkpoint = Checkpoint::new(origin, entries, files, folder, warnings)?;
     checkpoint.file_crcs = crcs;
     Ok(Some(checkpoint))
@@ -52,7 +52,7 @@ pub(super) fn open(folder: &Path, listing: &Listing) -> Result<Option<Checkpoint
 /// files those that they are in. Other files are not asked for.
 pub(crate) fn some_of(
     manifest: &Manifest,
-    folder: &Path,
+    folder: &Folder,
     mut entries: Vec<Entry>,
     files: BTreeMap<u32, DataFile>,
 ) -> Result<Checkpoint> {
@@ -76,18 +76,18 @@ pub(crate) fn some_of(
 
 /// What a look at the folder's names tells of a checkpoint of ours. Which data files belong to it is known by the
 /// attempt in their names, so that no part is read for it.
-pub(crate) fn warnings(folder: &Path, manifest: &Manifest) -> Result<Vec<Warning>> {
+pub(crate) fn warnings(folder: &Folder, manifest: &Manifest) -> Result<Vec<Warning>> {
     let listing = super::files::list(folder)?;
     let own = format!("{}_", manifest.info().attempt);
     let names = listing.distcp.iter().filter(|name| name.starts_with(&own)).cloned();
     let names: Vec<String> = names.collect();
     let mut warnings: Vec<Warning> = super::dcp::leftovers(&listing).collect();
-    warnings.extend(super::dcp::stale_files(folder, &listing, &names));
+    warnings.extend(super::dcp::stale_files(folder, &listing, &names)?);
     Ok(warnings)
 }
 
 /// The manifest of a checkpoint of ours; `None` where the folder's is somebody else's, or its manifest is gone.
-pub(crate) fn find_manifest(folder: &Path) -> Result<Option<Manifest>> {
+pub(crate) fn find_manifest(folder: &Folder) -> Result<Option<Manifest>> {
     let seal = match seal(folder) {
         Err(error) if error.code() == Code::NotFound => return Ok(None),
         seal => seal?,
@@ -100,20 +100,16 @@ pub(crate) fn find_manifest(folder: &Path) -> Result<Option<Manifest>> {
 }
 
 /// What `.metadata` says of us; `None` where it is stock's.
-pub(super) fn seal(folder: &Path) -> Result<Option<Seal>> {
-    let source = source(&folder.join(".metadata"))?;
+pub(super) fn seal(folder: &Folder) -> Result<Option<Seal>> {
+    let source = source(folder, METADATA)?;
     Seal::find(&*source)
 }
 
 /// The manifest that a seal names.
-pub(super) fn manifest(folder: &Path, seal: &Seal) -> Result<Manifest> {
-    Manifest::open(source(&folder.join(&seal.manifest))?, Some(&seal.hash))
+pub(super) fn manifest(folder: &Folder, seal: &Seal) -> Result<Manifest> {
+    Manifest::open(source(folder, &seal.manifest)?, Some(&seal.hash))
 }
 
-fn source(path: &Path) -> Result<Arc<LocalFile>> {
-    let open = OpenFile::open(path)?;
-    if !open.path.is_file() {
-        return Err(Error::new(Code::InvalidMetadata, "is no file").at(shown(path)));
-    }
-    Ok(Arc::new(LocalFile::new(Arc::new(open))?))
+fn source(folder: &Folder, name: &str) -> Result<Arc<dyn RangeSource>> {
+    source_of(&Arc::new(folder.open(name)?))
 }

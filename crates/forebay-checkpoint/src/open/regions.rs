@@ -99,7 +99,6 @@ impl Checkpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     /// A tensor of 96 x 80 in chunks of `rows` x 16, one of them without elements.
     fn checkpoint(rows: u64) -> Checkpoint {
@@ -119,7 +118,14 @@ mod tests {
         let kind = Kind::Tensor { dtype: Dtype::F32, shape: vec![96, 80], chunks };
         let entry = Entry { name: "w".to_owned(), path: Vec::new(), kind };
         let origin = Origin::Dcp { version: None, save_id: None };
-        Checkpoint::new(origin, vec![entry], Vec::new(), Path::new("."), Vec::new()).unwrap()
+        Checkpoint::new(
+            origin,
+            vec![entry],
+            Vec::new(),
+            &std::path::Path::new(".").into(),
+            Vec::new(),
+        )
+        .unwrap()
     }
 
     #[test]

@@ -18,8 +18,8 @@ use std::path::Path;
 
 use forebay_engine::{Plan, Selection, Wanted};
 use forebay_error::{Code, Error, Result};
-use forebay_format::Model;
 use forebay_format::crc::crc32;
+use forebay_format::{Folder, Model};
 use forebay_tensor::{Dtype, Region};
 
 use crate::manifest::Manifest;
@@ -62,7 +62,8 @@ pub struct Selected {
 
 impl Reader {
     /// Opens the checkpoint in a folder. Errors: those of [`Checkpoint::open`].
-    pub fn open(folder: &Path) -> Result<Self> {
+    pub fn open(folder: impl Into<Folder>) -> Result<Self> {
+        let folder = &folder.into();
         match crate::open::ours::find_manifest(folder)? {
             Some(manifest) => Self::of_manifest(folder, manifest),
             None => {
@@ -75,7 +76,7 @@ impl Reader {
 
     /// A checkpoint of ours whose manifest is open already. Errors: those of listing the folder; `invalid_metadata` for
     /// another name of nothing.
-    pub fn of_manifest(folder: &Path, manifest: Manifest) -> Result<Self> {
+    pub fn of_manifest(folder: &Folder, manifest: Manifest) -> Result<Self> {
         let origin = Origin::Forebay(Box::new(manifest.info().clone()));
         Ok(Self { found: Found::Ours(Box::new(Ours::new(folder, manifest)?)), origin })
     }

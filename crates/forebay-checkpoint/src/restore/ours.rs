@@ -1,11 +1,10 @@
 //! Checkpoints of our own: names come from the head of the manifest, places from the parts that are needed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, btree_map};
-use std::path::{Path, PathBuf};
 
 use forebay_error::{Code, Error, Result};
-use forebay_format::Model;
 use forebay_format::crc::crc32;
+use forebay_format::{Folder, Model};
 use forebay_tensor::Region;
 
 use super::{Item, buffer, no_side_file, no_such, wrong};
@@ -15,7 +14,7 @@ use crate::open::{Checkpoint, ours};
 
 /// An open manifest and the folder that it is about.
 pub(super) struct Ours {
-    folder: PathBuf,
+    folder: Folder,
     manifest: Manifest,
     /// By the numbers of the manifest's table.
     pub(super) items: Vec<Item>,
@@ -23,7 +22,7 @@ pub(super) struct Ours {
 }
 
 impl Ours {
-    pub(super) fn new(folder: &Path, manifest: Manifest) -> Result<Self> {
+    pub(super) fn new(folder: &Folder, manifest: Manifest) -> Result<Self> {
         let mut items = Vec::with_capacity(manifest.table().values().len());
         for named in manifest.table().values() {
             let tensor = match manifest.is_object(&named.value) {
@@ -37,11 +36,11 @@ impl Ours {
         }
         let warnings = ours::warnings(folder, &manifest)?;
         let warnings = warnings.into_iter().map(|warning| warning.text).collect();
-        Ok(Self { folder: folder.to_owned(), manifest, items, warnings })
+        Ok(Self { folder: folder.clone(), manifest, items, warnings })
     }
 
     pub(super) fn no_such(&self, name: &str) -> Error {
-        no_such(name, &self.folder)
+        no_such(name, self.folder.path())
     }
 
     pub(super) fn item(&self, name: &str) -> Result<&Item> {
@@ -74,7 +73,9 @@ impl Ours {
             };
             if item.tensor.is_none() {
                 let error = Error::new(Code::Usage, "is an object, no tensor");
-                return Err(error.at(self.folder.display()).within(format!("{:?}", item.name)));
+                return Err(error
+                    .at(self.folder.path().display())
+                    .within(format!("{:?}", item.name)));
             }
             named.push((item.name.as_str(), region));
         }
@@ -153,7 +154,7 @@ impl Ours {
                 _ => Ok(bytes),
             };
         }
-        Err(no_side_file(name, &self.folder))
+        Err(no_side_file(name, self.folder.path()))
     }
 }
 

@@ -10,7 +10,6 @@ mod slabs;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::path::Path;
 
 use forebay_engine::Wanted;
 use forebay_error::{Code, Error, Result};
@@ -19,7 +18,7 @@ use forebay_format::{Model, Stored};
 use forebay_tensor::{Dtype, byte_len};
 
 use crate::model::{Chunk, Kind, PathStep};
-use crate::open::{Checkpoint, Opened, open_model};
+use crate::open::{Checkpoint, Opened, Place, open_model};
 
 pub(crate) use load::{Loaded, Loader, SLOTS};
 pub(crate) use slabs::{BATCH_BYTES, Want, batches};
@@ -49,9 +48,9 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Opens what is at a path.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
-        let opened = open_model(path)?;
+    /// Opens what is at a place.
+    pub(crate) fn open(place: impl Into<Place>) -> Result<Self> {
+        let opened = open_model(place)?;
         let mut tensors = match opened.checkpoint() {
             Some(checkpoint) => of_checkpoint(checkpoint)?,
             None => of_model(&opened.listing),

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use forebay_device::{Device, Slot};
 use forebay_error::{Code, Error, Result};
 
-use super::scatter;
+use super::{remote, scatter};
 use crate::plan::{GAP_BYTES, Piece};
 use crate::pump::Loaded;
 use crate::queue::Work;
@@ -25,8 +25,7 @@ pub(crate) fn run(shared: &Arc<Shared>) -> Result<()> {
     let host = !shared.engine.device().is_gpu();
     while let Some(work) = shared.queue.take_copy(&|| shared.yield_slots()) {
         let Some((index, piece, way)) = way_of(shared, work)? else { continue };
-        if host && way.direct.is_none() && is_read_in_place(shared, piece) {
-            read_in_place(shared, piece)?;
+        if host && way.direct.is_none() && read_in_place(shared, piece)? {
             verify::count(shared, piece, false);
             shared.finish_piece(index, way.path)?;
             continue;
@@ -125,6 +124,9 @@ fn read_staged(
     by_gpu: bool,
 ) -> Result<usize> {
     let source = shared.source(piece.object)?.as_ref();
+    if source.local().is_none() {
+        return remote::read_staged(shared, piece, slot, by_gpu).map(|()| 0);
+    }
     if piece.packed {
         for op in shared.plan.ops_of(piece) {
             for row in 0..op.part.rows {
@@ -236,9 +238,15 @@ fn is_read_in_place(shared: &Shared, piece: &Piece) -> bool {
     shared.plan.ops_of(piece).iter().all(|op| long(op.part.run, op.part.rows))
 }
 
-/// Reads each run of a piece into its host target.
-fn read_in_place(shared: &Shared, piece: &Piece) -> Result<()> {
+/// Reads each run of a piece into its host target; false where it is to go through a slot.
+fn read_in_place(shared: &Shared, piece: &Piece) -> Result<bool> {
     let source = shared.source(piece.object)?.as_ref();
+    if source.local().is_none() {
+        return remote::read_in_place(shared, piece);
+    }
+    if !is_read_in_place(shared, piece) {
+        return Ok(false);
+    }
     let checks = shared.plan.checks_of(piece);
     for (number, op) in shared.plan.ops_of(piece).iter().enumerate() {
         let part = &op.part;
@@ -254,5 +262,5 @@ fn read_in_place(shared: &Shared, piece: &Piece) -> Result<()> {
             }
         }
     }
-    Ok(())
+    Ok(true)
 }

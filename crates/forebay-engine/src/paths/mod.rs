@@ -4,5 +4,6 @@ pub(crate) mod copy;
 pub(crate) mod direct;
 pub(crate) mod mapping;
 mod pacer;
+mod remote;
 mod ring;
 pub(crate) mod scatter;

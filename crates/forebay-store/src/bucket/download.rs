@@ -5,7 +5,8 @@
 //! for twice ([`hedge`](super::hedge)). An answer with fewer bytes than asked for is asked for again.
 //!
 //! **Copies.** The kernel's socket buffer is read into frames, and a frame is copied once, straight into the caller's
-//! buffer, on the caller's thread; bytes of a second request that wins are copied twice.
+//! buffer, on the caller's thread; bytes of a second request that wins, and of several near ranges that share a request
+//! ([`ranges`]), are copied twice.
 
 use std::io;
 use std::ops::Range;
@@ -21,6 +22,7 @@ use object_store::{Error as Raw, GetOptions, GetRange, GetResult};
 
 use super::client::{Client, Looked, short};
 use super::failure::Kind;
+use super::ranges::{self, Group};
 use super::retry::Ask;
 use super::runtime::wait;
 use super::upload::into_io;
@@ -74,6 +76,23 @@ impl Source {
             into.copy_from_slice(&second);
         }
         self.done(len, start.elapsed());
+        Ok(())
+    }
+
+    /// Near ranges by one request.
+    async fn fetch_group(&self, group: Group<'_, '_>) -> Result<()> {
+        let (start, bytes) = (group.range.start, group.range.end - group.range.start);
+        if let [(_, into)] = group.parts {
+            return self.fetch(into, start).await;
+        }
+        let mut whole = vec![0; usize::try_from(bytes).unwrap_or(0)];
+        self.fetch(&mut whole, start).await?;
+        for (offset, into) in group.parts {
+            let from = usize::try_from(*offset - start).unwrap_or(usize::MAX);
+            let part = from.checked_add(into.len()).and_then(|end| whole.get(from..end));
+            let lost = || Error::new(Code::Internal, "a range outside of its request");
+            into.copy_from_slice(part.ok_or_else(lost)?);
+        }
         Ok(())
     }
 
@@ -184,6 +203,13 @@ impl RangeSource for Source {
             .map(|(at, chunk)| self.fetch(chunk, offset + (at * range_bytes) as u64));
         wait(&self.client.handle, try_join_all(ranges)).map_err(into_io)?;
         Ok(count)
+    }
+
+    fn read_many(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        let groups = ranges::groups(parts, self.opened.bytes)?;
+        let reads = groups.into_iter().map(|group| self.fetch_group(group));
+        wait(&self.client.handle, try_join_all(reads)).map_err(into_io)?;
+        Ok(())
     }
 
     fn check_unchanged(&self) -> Result<()> {

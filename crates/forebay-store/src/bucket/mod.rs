@@ -28,6 +28,7 @@ mod place;
 mod probe;
 mod profile;
 mod publish;
+mod ranges;
 mod retry;
 mod room;
 mod runtime;
@@ -50,10 +51,10 @@ use crate::object::{Abilities, DataObject, Expect, Listed, Published, Version};
 use crate::posix::PosixStore;
 use crate::store::Store;
 use client::{Client, PutAsk};
-use place::Place;
+pub(crate) use place::Place;
 
 /// Opens a store: a path or `file:` URL, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, or
-/// `memory:`, which is new and empty. Nothing is sent yet.
+/// `memory:NAME/PREFIX`, which lives as long as this process (without a name it is new and empty). Nothing is sent yet.
 ///
 /// Errors: `usage` for other URLs and settings that do not fit; `not_found` for a folder that is not there.
 pub fn open_store(url: &str, settings: &StoreSettings) -> Result<Arc<dyn Store>> {
@@ -90,7 +91,7 @@ impl ObjectStore {
             Place::Bucket { provider, bucket, prefix } => {
                 open::bucket(provider, &bucket, &prefix, settings)?
             }
-            Place::Memory => open::memory(settings)?,
+            Place::Memory { name, prefix } => open::memory(&name, &prefix, settings)?,
             Place::Folder(_) => {
                 return Err(Error::new(Code::Usage, "a folder is no bucket").at(url));
             }

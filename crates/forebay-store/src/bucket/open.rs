@@ -1,6 +1,7 @@
 //! From a place and settings to a connection. Nothing is sent yet.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_error::{Code, Error, Result};
 use object_store::aws::{AmazonS3Builder, Checksum};
@@ -43,12 +44,21 @@ pub(super) fn bucket(
     Ok(Client::new(name, prefix.to_owned(), Some(provider), stores, settings, handle))
 }
 
-/// A store in this process' memory.
-pub(super) fn memory(settings: &StoreSettings) -> Result<Client> {
+/// A store in this process' memory: that of this name, or a new one where there is none.
+pub(super) fn memory(name: &str, prefix: &str, settings: &StoreSettings) -> Result<Client> {
+    static NAMED: Mutex<BTreeMap<String, Arc<InMemory>>> = Mutex::new(BTreeMap::new());
     let handle = runtime::handle()?;
-    let memory = Arc::new(InMemory::new());
+    let memory = match name {
+        "" => Arc::default(),
+        _ => {
+            let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
+            named.entry(name.to_owned()).or_default().clone()
+        }
+    };
     let stores = Stores { objects: memory.clone(), singly: memory.clone(), multipart: memory };
-    Ok(Client::new("memory:".to_owned(), String::new(), None, stores, settings, handle))
+    let url = format!("memory:{name}/{prefix}");
+    let url = url.trim_end_matches('/').to_owned();
+    Ok(Client::new(url, prefix.to_owned(), None, stores, settings, handle))
 }
 
 fn s3(bucket: &str, settings: &StoreSettings, handle: &tokio::runtime::Handle) -> Result<Stores> {

@@ -9,14 +9,22 @@ use crate::key::check_key;
 
 /// Where a store is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     Folder(PathBuf),
-    Bucket { provider: Provider, bucket: String, prefix: String },
-    Memory,
+    Bucket {
+        provider: Provider,
+        bucket: String,
+        prefix: String,
+    },
+    /// Of this process; the one without a name is new each time.
+    Memory {
+        name: String,
+        prefix: String,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Provider {
+pub(crate) enum Provider {
     S3,
     Gcs,
     Azure,
@@ -33,11 +41,12 @@ impl Provider {
 }
 
 impl Place {
-    /// Plain paths, `file:` URLs, `s3://BUCKET/PREFIX` (`s3a:` too), `gs://`, `az://CONTAINER/PREFIX`, `memory:`.
+    /// Plain paths, `file:` URLs, `s3://BUCKET/PREFIX` (`s3a:` too), `gs://`, `az://CONTAINER/PREFIX`,
+    /// `memory:NAME/PREFIX`.
     ///
     /// Errors: `usage` for other schemes, for URLs with secrets, queries or without a bucket; `unsafe_path` for a
     /// prefix that is none.
-    pub(super) fn parse(text: &str) -> Result<Self> {
+    pub(crate) fn parse(text: &str) -> Result<Self> {
         let scheme = text.split_once(':').map(|(scheme, _)| scheme).filter(|scheme| {
             let mut chars = scheme.chars();
             chars.next().is_some_and(|first| first.is_ascii_alphabetic())
@@ -50,7 +59,7 @@ impl Place {
             "s3" | "s3a" => Provider::S3,
             "gs" => Provider::Gcs,
             "az" | "azure" => Provider::Azure,
-            "memory" => return Ok(Place::Memory),
+            "memory" => return memory(text),
             "file" => return folder(text),
             _ => {
                 let what = format!("no store is known for URLs with `{scheme}:`");
@@ -60,6 +69,16 @@ impl Place {
         };
         bucket(provider, text)
     }
+}
+
+fn memory(text: &str) -> Result<Place> {
+    let rest = text.split_once(':').map_or("", |(_, rest)| rest).trim_start_matches("//");
+    let (name, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    let prefix = prefix.trim_end_matches('/');
+    if !prefix.is_empty() {
+        check_key(prefix)?;
+    }
+    Ok(Place::Memory { name: name.to_owned(), prefix: prefix.to_owned() })
 }
 
 fn folder(text: &str) -> Result<Place> {
@@ -111,7 +130,13 @@ mod tests {
         assert_eq!(Place::parse("s3://b").unwrap(), s3("b", ""));
         assert_eq!(Place::parse("s3://b/").unwrap(), s3("b", ""));
         assert_eq!(Place::parse("s3a://b/a b/ü/").unwrap(), s3("b", "a b/ü"));
-        assert_eq!(Place::parse("memory:").unwrap(), Place::Memory);
+        let memory = |name: &str, prefix: &str| {
+            let (name, prefix) = (name.to_owned(), prefix.to_owned());
+            Place::Memory { name, prefix }
+        };
+        assert_eq!(Place::parse("memory:").unwrap(), memory("", ""));
+        assert_eq!(Place::parse("memory:x/a/b").unwrap(), memory("x", "a/b"));
+        assert_eq!(Place::parse("memory://x/a/").unwrap(), memory("x", "a"));
         let path = |text: &str| Place::Folder(PathBuf::from(text));
         assert_eq!(Place::parse("/a/b").unwrap(), path("/a/b"));
         assert_eq!(Place::parse("run:7/x").unwrap(), path("run:7/x"));

@@ -6,22 +6,26 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
 use forebay_error::{Error, Result};
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Handle};
 
 /// Threads that drive sockets: one saturates 10 Gbit/s without TLS; two leave room for it.
 const THREADS: usize = 2;
 
-static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+/// With the process that its threads are of.
+static RUNTIME: Mutex<Option<(u32, Handle)>> = Mutex::new(None);
 
 /// The runtime. Errors: `io`, `out_of_memory` where no thread is to be had.
 pub(super) fn handle() -> Result<Handle> {
-    if let Some(runtime) = RUNTIME.get() {
-        return Ok(runtime.handle().clone());
+    let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let own = std::process::id();
+    // A child of a fork has none of its parent's threads, and starts its own.
+    if let Some((_, handle)) = runtime.as_ref().filter(|(process, _)| *process == own) {
+        return Ok(handle.clone());
     }
     // Its own cryptography for TLS, unless the process has chosen one.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -31,7 +35,11 @@ pub(super) fn handle() -> Result<Handle> {
         .enable_all()
         .build()
         .map_err(|error| Error::io("cannot start threads for the network", error))?;
-    Ok(RUNTIME.get_or_init(|| built).handle().clone())
+    let handle = built.handle().clone();
+    *runtime = Some((own, handle.clone()));
+    // It ends with the process.
+    std::mem::forget(built);
+    Ok(handle)
 }
 
 /// Runs a future to its end on this thread, with the runtime's sockets and timers. May be called from anywhere, also

@@ -3,7 +3,7 @@
 
 use forebay_engine::LocalFile;
 use forebay_error::{Code, Error, Result};
-use forebay_format::{Model, OpenFile};
+use forebay_format::{Handle, Model, OpenFile};
 use forebay_topology::residency::{self, Method};
 use rustix::fs::Advice;
 use serde::Serialize;
@@ -102,7 +102,7 @@ fn look(model: &Model, state: CacheState) -> Result<Found> {
     let (mut pages, mut resident) = (0, 0);
     let mut method = Method::Cachestat;
     for open in &model.files {
-        let found = residency::probe(&open.file, 0, open.size())?;
+        let found = residency::probe(&local(open)?.file, 0, open.size())?;
         pages += found.pages;
         resident += found.resident_pages;
         if found.method != Method::Cachestat {
@@ -123,8 +123,11 @@ fn drop_pages(model: &Model) -> Result<()> {
     for open in &model.files {
         let failed =
             |what: &str, error: std::io::Error| Error::io(what, error).at(open.path.display());
-        open.file.sync_all().map_err(|error| failed("cannot force the file to the disk", error))?;
-        rustix::fs::fadvise(&open.file, 0, None, Advice::DontNeed)
+        local(open)?
+            .file
+            .sync_all()
+            .map_err(|error| failed("cannot force the file to the disk", error))?;
+        rustix::fs::fadvise(&local(open)?.file, 0, None, Advice::DontNeed)
             .map_err(|errno| failed("cannot drop the file from the page cache", errno.into()))?;
     }
     Ok(())
@@ -149,4 +152,11 @@ fn read_all(model: &Model) -> Result<()> {
         },
     )
     .map(drop)
+}
+
+/// The file behind: there is no cache to ask about in a bucket.
+fn local(open: &OpenFile) -> Result<&Handle> {
+    let what = "the page cache is that of local files";
+    let handle = open.local().map(AsRef::as_ref);
+    handle.ok_or_else(|| Error::new(Code::Usage, what).at(open.path.display()))
 }

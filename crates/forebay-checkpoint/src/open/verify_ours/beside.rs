@@ -1,19 +1,22 @@
 //! What else lies in the folder.
 
 use std::collections::HashSet;
-use std::path::Path;
 
-use forebay_error::{Error, Result};
+use forebay_error::Result;
+use forebay_format::Folder;
 use forebay_format::dcp::metadata::DcpMetadata;
-use forebay_format::shown;
 
 use super::gather::Files;
 use super::{Ours, Verified};
 use crate::commit::{MANIFEST_PREFIX, attempt_of_file};
 use crate::open::Concern;
+use crate::open::files::MAX_NAMES;
 
 /// The one manifest in the folder that may belong to a `.metadata` that does not name it: of the attempt of its files.
-pub(super) fn lost_manifest(folder: &Path, table: Option<&DcpMetadata>) -> Result<Option<String>> {
+pub(super) fn lost_manifest(
+    folder: &Folder,
+    table: Option<&DcpMetadata>,
+) -> Result<Option<String>> {
     let attempts: Option<HashSet<_>> =
         table.map(|table| table.files().iter().filter_map(|file| attempt_of_file(file)).collect());
     let mut names = Vec::new();
@@ -32,7 +35,7 @@ pub(super) fn lost_manifest(folder: &Path, table: Option<&DcpMetadata>) -> Resul
 pub(super) fn leftovers(own: &Ours<'_>, files: &Files, found: &mut Verified) -> Result<()> {
     found.warnings.extend(crate::open::dcp::leftovers(own.listing));
     let names: Vec<String> = files.names().map(str::to_owned).collect();
-    found.warnings.extend(crate::open::dcp::stale_files(own.folder, own.listing, &names));
+    found.warnings.extend(crate::open::dcp::stale_files(own.folder, own.listing, &names)?);
     let known: HashSet<&str> =
         names.iter().map(String::as_str).chain([own.name.as_str()]).collect();
     for name in names_in(own.folder)? {
@@ -47,13 +50,10 @@ pub(super) fn leftovers(own: &Ours<'_>, files: &Files, found: &mut Verified) -> 
 }
 
 /// The names in a folder.
-fn names_in(folder: &Path) -> Result<Vec<String>> {
-    let failed = |error| Error::io("cannot list folder", error).at(shown(folder));
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        // A name that is no text is none of ours.
-        names.extend(entry.map_err(failed)?.file_name().into_string());
-    }
+fn names_in(folder: &Folder) -> Result<Vec<String>> {
+    // A name that is no text is none of ours.
+    let names = folder.names(MAX_NAMES)?.into_iter().map(|(name, _)| name);
+    let mut names: Vec<String> = names.collect();
     names.sort_unstable();
     Ok(names)
 }

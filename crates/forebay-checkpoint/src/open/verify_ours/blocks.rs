@@ -1,13 +1,12 @@
 //! One pass over all data files: large reads, one after the other in each file, by several threads.
 
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use forebay_error::{Code, Error, Result};
 use forebay_format::crc::{crc32, crc32_join};
 use forebay_format::dcp::verify_tensor;
-use forebay_format::{OpenFile, parallel, shown};
+use forebay_format::{Folder, OpenFile, parallel, shown};
 
 use super::gather::{FileOf, Files};
 use super::reader::{Buffer, Reader};
@@ -44,7 +43,7 @@ struct Seen {
 
 /// Compares every byte of every file.
 pub(super) fn check(
-    folder: &Path,
+    folder: &Folder,
     files: &Files<'_>,
     progress: &impl Progress,
     found: &mut Verified,
@@ -83,7 +82,7 @@ pub(super) fn check(
     Ok(())
 }
 
-fn open<'f>(folder: &Path, file: &'f FileOf<'f>, found: &mut Verified) -> Option<Opened<'f>> {
+fn open<'f>(folder: &Folder, file: &'f FileOf<'f>, found: &mut Verified) -> Option<Opened<'f>> {
     let name = file.name.as_str();
     let open = match open_file(folder, name) {
         Ok(open) => open,
@@ -113,9 +112,9 @@ fn open<'f>(folder: &Path, file: &'f FileOf<'f>, found: &mut Verified) -> Option
     }
 }
 
-fn open_file(folder: &Path, name: &str) -> Result<OpenFile> {
+fn open_file(folder: &Folder, name: &str) -> Result<OpenFile> {
     forebay_format::dcp::metadata::check_relative_path(name)?;
-    OpenFile::open(&folder.join(name)).map_err(|error| match error.code() {
+    folder.open(name).map_err(|error| match error.code() {
         Code::NotFound => Error::new(Code::MissingFile, "the data file is not there")
             .hint("copy it again from where the checkpoint is whole"),
         _ => error,

@@ -51,7 +51,7 @@ fn compare_entries(
     found: &mut Verified,
 ) {
     let mut fault = |name: &str, what: String| {
-        let place = format!("{}, {name:?}", shown(&own.folder.join(METADATA)));
+        let place = format!("{}, {name:?}", shown(&own.folder.path().join(METADATA)));
         let error = Error::new(Code::InvalidMetadata, what).at(place);
         let (file, name) = (METADATA.to_owned(), Some(name.to_owned()));
         found.add(Fault { file, name, offset: None, error });
@@ -235,7 +235,7 @@ fn compare_bytes(own: &Ours<'_>, table: &DcpMetadata, manifest: &Manifest, found
     let what = format!("byte {at} is not what is written for the manifest");
     if manifest.info().forebay == env!("CARGO_PKG_VERSION") {
         let error = Error::new(Code::InvalidMetadata, what);
-        let error = error.at(shown(&own.folder.join(METADATA)));
+        let error = error.at(shown(&own.folder.path().join(METADATA)));
         let (file, offset) = (METADATA.to_owned(), Some(at as u64));
         found.add(Fault { file, name: None, offset, error });
     } else {

@@ -1,4 +1,4 @@
-//! A checkpoint in a folder, checked byte by byte, whoever wrote it.
+//! A checkpoint in a folder (here or in a bucket), checked byte by byte, whoever wrote it.
 //!
 //! Of our own everything is known, so everything is compared:
 //!
@@ -20,12 +20,11 @@ mod metadata;
 mod reader;
 mod spans;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use forebay_error::{Code, Error, Result};
 use forebay_format::dcp::metadata::DcpMetadata;
-use forebay_format::{OpenFile, shown};
+use forebay_format::{Folder, shown};
 
 use super::files::Listing;
 use super::{Checkpoint, Concern, Origin, Warning};
@@ -90,8 +89,8 @@ impl Verified {
     }
 
     /// A fault of a file as a whole.
-    fn of_file(&mut self, folder: &Path, file: &str, error: Error) {
-        let error = error.at(shown(&folder.join(file)));
+    fn of_file(&mut self, folder: &Folder, file: &str, error: Error) {
+        let error = error.at(shown(&folder.path().join(file)));
         self.add(Fault { file: file.to_owned(), name: None, offset: None, error });
     }
 
@@ -104,14 +103,15 @@ impl Verified {
 ///
 /// Errors: those of [`Checkpoint::open`] for what is no checkpoint, or one that was never committed; what `progress`
 /// says; and I/O that keeps everything from being looked at. All else is a fault in what is returned.
-pub fn verify_folder(folder: &Path, progress: &impl Progress) -> Result<Verified> {
+pub fn verify_folder(folder: impl Into<Folder>, progress: &impl Progress) -> Result<Verified> {
+    let folder = &folder.into();
     let listing = super::files::list(folder)?;
     let mut found = Verified::default();
     if !listing.has_metadata {
         stock(folder, progress, &mut found)?;
         return Ok(found);
     }
-    let bytes = read_whole(&folder.join(METADATA))?;
+    let bytes = read_whole(folder, METADATA)?;
     let table = DcpMetadata::read(&bytes);
     let (seal, unread) = match super::ours::seal(folder) {
         Ok(seal) => (seal, None),
@@ -139,7 +139,7 @@ pub fn verify_folder(folder: &Path, progress: &impl Progress) -> Result<Verified
 
 /// What is known of a checkpoint of ours before its manifest is read.
 struct Ours<'a> {
-    folder: &'a Path,
+    folder: &'a Folder,
     listing: &'a Listing,
     /// `.metadata`, and what it says.
     bytes: Vec<u8>,
@@ -191,8 +191,8 @@ fn check_end(error: &Error) -> Result<()> {
 
 /// The manifest, as far as it can be read; what is wrong with it is noted.
 fn read_manifest(own: &Ours<'_>, found: &mut Verified) -> Option<Manifest> {
-    let path = own.folder.join(&own.name);
-    let bytes = match read_whole(&path) {
+    let path = own.folder.path().join(&own.name);
+    let bytes = match read_whole(own.folder, &own.name) {
         Ok(bytes) => bytes,
         Err(error) => {
             let error = match error.code() {
@@ -226,7 +226,7 @@ fn read_manifest(own: &Ours<'_>, found: &mut Verified) -> Option<Manifest> {
 }
 
 /// Checks a checkpoint by what torch's own format has.
-fn stock(folder: &Path, progress: &impl Progress, found: &mut Verified) -> Result<()> {
+fn stock(folder: &Folder, progress: &impl Progress, found: &mut Verified) -> Result<()> {
     let checkpoint = Checkpoint::open(folder).or_else(|error| match found.is_sound() {
         true => Err(error),
         // Its manifest is no help.
@@ -252,11 +252,11 @@ fn stock(folder: &Path, progress: &impl Progress, found: &mut Verified) -> Resul
 }
 
 /// All bytes of a small file.
-fn read_whole(path: &Path) -> Result<Vec<u8>> {
-    let file = OpenFile::open(path)?;
+fn read_whole(folder: &Folder, name: &str) -> Result<Vec<u8>> {
+    let file = folder.open(name)?;
     if file.size() > MAX_BYTES {
         let what = format!("has {} bytes, {MAX_BYTES} is the most that is read", file.size());
-        return Err(Error::new(Code::Unsupported, what).at(shown(path)));
+        return Err(Error::new(Code::Unsupported, what).at(shown(&file.path)));
     }
     let mut bytes = buffer(file.size())?;
     file.read_exact_at(&mut bytes, 0)?;

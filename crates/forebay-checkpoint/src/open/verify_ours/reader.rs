@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use forebay_engine::{DirectFile, LocalFile, RangeSource};
+use forebay_engine::{DirectFile, LocalFile};
 use forebay_error::{Code, Error, Result};
 use forebay_format::OpenFile;
 use forebay_topology::residency;
@@ -22,7 +22,8 @@ const GRANULE_BYTES: u64 = 4 << 20;
 /// A file to be read once.
 pub(super) struct Reader {
     pub(super) open: Arc<OpenFile>,
-    file: LocalFile,
+    /// `None` of an object in a bucket: there is no cache to spare.
+    file: Option<LocalFile>,
     /// What was in the page cache before; `None` where that is not known.
     cached: Option<ResidencyMap>,
 }
@@ -46,17 +47,20 @@ impl Buffer {
 impl Reader {
     pub(super) fn new(open: OpenFile) -> Result<Self> {
         let open = Arc::new(open);
-        let cached = residency::map(&open.file, 0, open.size(), GRANULE_BYTES).ok();
+        let Some(handle) = open.local() else {
+            return Ok(Self { open, file: None, cached: None });
+        };
+        let cached = residency::map(&handle.file, 0, open.size(), GRANULE_BYTES).ok();
         let cached = cached.filter(|map| map.method != Method::Unknown);
-        Ok(Self { file: LocalFile::new(open.clone())?, open, cached })
+        Ok(Self { file: Some(LocalFile::new(open.clone())?), open, cached })
     }
 
     /// Reads a range.
     pub(super) fn read(&self, offset: u64, len: u64, buffer: &mut Buffer) -> Result<()> {
         let cold = self.cached.as_ref().is_some_and(|cached| !cached.is_resident_at(offset));
-        let direct = (cold && self.file.profile().direct == DirectAdvice::Good)
-            .then(|| self.file.direct().ok())
-            .flatten();
+        let file = self.file.as_ref().filter(|_| cold);
+        let direct = file.filter(|file| file.profile().direct == DirectAdvice::Good);
+        let direct = direct.and_then(|file| file.direct().ok());
         if let Some(direct) = direct
             && read_direct(direct, offset, len, buffer).is_some()
         {
@@ -87,7 +91,8 @@ impl Reader {
     }
 
     fn advise(&self, offset: u64, len: u64, advice: Advice) {
-        let advised = rustix::fs::fadvise(&self.open.file, offset, NonZeroU64::new(len), advice);
+        let Some(file) = &self.file else { return };
+        let advised = rustix::fs::fadvise(file.file(), offset, NonZeroU64::new(len), advice);
         if let Err(error) = advised {
             tracing::debug!(%error, "the kernel takes no advice on a file");
         }
@@ -95,7 +100,7 @@ impl Reader {
 
     /// Fails where the file was changed since it was opened.
     pub(super) fn check_unchanged(&self) -> Result<()> {
-        self.file.check_unchanged()
+        self.open.check_unchanged()
     }
 }
 
@@ -146,8 +151,8 @@ mod tests {
         let bytes: Vec<u8> = (0..3_000_001_u32).map(|at| ((at * 7) >> 3) as u8).collect();
         std::fs::write(&path, &bytes).unwrap();
         let open = || OpenFile::open(&path).unwrap();
-        rustix::fs::fsync(&open().file).unwrap();
-        rustix::fs::fadvise(&open().file, 0, None, Advice::DontNeed).unwrap();
+        rustix::fs::fsync(&open().local().unwrap().file).unwrap();
+        rustix::fs::fadvise(&open().local().unwrap().file, 0, None, Advice::DontNeed).unwrap();
         for _ in ["cold", "warm"] {
             let reader = Reader::new(open()).unwrap();
             let mut buffer = Buffer::default();

@@ -1,0 +1,95 @@
+//! Places by path or URL: a folder, or a prefix of a bucket.
+//!
+//! A URL comes from the package as it was written; a path is what the system takes. Buckets are reached by the
+//! providers' own variables, and one that the process has open is used again.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_checkpoint::open::Place;
+use forebay_store::{PosixStore, Store, StoreSettings, local_path, shared_store};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::error::Result;
+use crate::wait::interruptible;
+
+/// The most names of a folder that are listed.
+const NAMES_MAX: usize = 1 << 22;
+/// The most bytes of a small object.
+const SMALL_BYTES_MAX: u64 = 1 << 20;
+
+/// What is at a path or URL.
+pub(crate) fn place(path: &Path) -> forebay_error::Result<Place> {
+    Place::parse(path, &StoreSettings::default())
+}
+
+/// A folder's path, or the store of a bucket's prefix.
+pub(crate) enum Home {
+    /// On this machine.
+    Folder(PathBuf),
+    /// In a bucket.
+    Bucket(Arc<dyn Store>),
+}
+
+/// Where a path or URL leads.
+pub(crate) fn home(path: &Path) -> forebay_error::Result<Home> {
+    // What is no text is no URL.
+    let Some(text) = path.to_str() else { return Ok(Home::Folder(path.to_owned())) };
+    Ok(match local_path(text)? {
+        Some(folder) => Home::Folder(folder),
+        None => Home::Bucket(shared_store(text, &StoreSettings::default())?),
+    })
+}
+
+/// The folder that a `file:` URL or a path names; None where it is the URL of a bucket. Errors: `usage` for others.
+#[pyfunction]
+#[pyo3(name = "local_path")]
+pub(crate) fn folder_of(url: &str) -> Result<Option<PathBuf>> {
+    Ok(local_path(url)?)
+}
+
+fn store(path: &Path) -> forebay_error::Result<Arc<dyn Store>> {
+    Ok(match home(path)? {
+        Home::Folder(folder) => Arc::new(PosixStore::open(&folder)?),
+        Home::Bucket(store) => store,
+    })
+}
+
+/// Names directly below a prefix of a place; none where there is nothing. The prefix is empty or ends in a slash.
+#[pyfunction]
+pub(crate) fn place_names(py: Python<'_>, place: PathBuf, prefix: String) -> Result<Vec<String>> {
+    interruptible(py, move |_| {
+        let names = store(&place)?.names(&prefix, NAMES_MAX)?;
+        Ok(names.into_iter().map(|(name, _)| name).collect())
+    })
+}
+
+/// A small object of a place; None where it is not there. Errors: `unsupported` above a mebibyte.
+#[pyfunction]
+pub(crate) fn place_object(
+    py: Python<'_>,
+    place: PathBuf,
+    key: String,
+) -> Result<Option<Bound<'_, PyBytes>>> {
+    let found = interruptible(py, move |_| store(&place)?.get(&key, SMALL_BYTES_MAX))?;
+    Ok(found.map(|(bytes, _)| PyBytes::new(py, &bytes)))
+}
+
+/// Whether an object is there. Errors: `not_found` for a folder that is not there.
+#[pyfunction]
+pub(crate) fn place_has(py: Python<'_>, place: PathBuf, key: String) -> Result<bool> {
+    interruptible(py, move |_| match store(&place)?.open_data(&key) {
+        Ok(_) => Ok(true),
+        Err(error) if error.code() == forebay_error::Code::NotFound => Ok(false),
+        Err(error) => Err(error),
+    })
+}
+
+/// Adds the functions to the module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(folder_of, module)?)?;
+    module.add_function(wrap_pyfunction!(place_names, module)?)?;
+    module.add_function(wrap_pyfunction!(place_object, module)?)?;
+    module.add_function(wrap_pyfunction!(place_has, module)?)
+}

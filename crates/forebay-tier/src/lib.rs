@@ -1,7 +1,7 @@
 //! Tiers: several stores that hold the checkpoints of one job, the nearest first (a node's drive, a shared file system,
 //! a bucket), and what happens between them.
 //!
-//! - [`config`]: `forebay.toml`.
+//! - [`config`]: what is configured, in `forebay.toml`.
 //! - [`hop`]: one committed step from one store to another: resumable, verified, committed there.
 //! - [`limits`]: how fast bytes may go in and out of a tier, who goes first, and pauses.
 //! - [`policy`]: which step goes where next, which may go away, and what a save does when the first tier is full.

@@ -56,6 +56,9 @@ pub struct TierStatus {
     pub paused: bool,
     /// What the store was found to honour, in words, and what is wrong with it.
     pub notes: Vec<String>,
+    /// Bytes that its file system has room for, where it is a folder.
+    #[serde(default)]
+    pub free_bytes: Option<u64>,
 }
 
 /// Whether a tier can be used.

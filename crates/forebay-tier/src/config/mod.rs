@@ -108,8 +108,8 @@ pub struct Moving {
     pub transfers_at_once: usize,
     /// How the disk treats threads that move steps.
     pub io_priority: IoPriority,
-    /// How long data stay after their step is no commit any more, for readers without leases; and how long a dead
-    /// attempt's data stay.
+    /// How long data stay after their step is no commit any more, for readers without leases. What nobody goes on with
+    /// stays for fifteen times that.
     pub grace: Duration,
 }
 
@@ -268,9 +268,7 @@ impl TierConfig {
             place: section.place("place")?.ok_or_else(missing)?,
             capacity: section.size("capacity", None)?,
             keep_last: section.number("keep_last", None, 1..=1_000_000_000)?,
-            keep_every: section
-                .number("keep_every", None, 1..=u64::MAX)?
-                .and_then(NonZeroU64::new),
+            keep_every: section.number("keep_every", None, 1..=u64::MAX)?.and_then(NonZeroU64::new),
             keep_within: section.time("keep_within", None)?,
             takes: section.word("takes", "all", value::takes)?.unwrap_or(Takes::All),
             read_limit: section.rate("read_limit")?,
@@ -296,7 +294,7 @@ impl Default for Moving {
             files_at_once: hop.files_at_once,
             transfers_at_once: 2,
             io_priority: IoPriority::BestEffort,
-            grace: Duration::from_secs(900),
+            grace: Duration::from_secs(60),
         }
     }
 }
@@ -364,9 +362,8 @@ impl Default for AgentConfig {
     /// The socket below `XDG_RUNTIME_DIR`, else in `/run/forebay`; nothing else.
     fn default() -> Self {
         let own = std::env::var_os("XDG_RUNTIME_DIR").filter(|value| !value.is_empty());
-        let folder = own.map_or(PathBuf::from("/run/forebay"), |own| {
-            Path::new(&own).join("forebay")
-        });
+        let folder =
+            own.map_or(PathBuf::from("/run/forebay"), |own| Path::new(&own).join("forebay"));
         Self {
             socket: folder.join("agent.sock"),
             listen: None,

@@ -49,7 +49,6 @@ pub(super) fn read(mut section: Section<'_, '_>) -> Result<StoreSettings> {
             .size("upload_bytes", Some(default.upload_bytes))?
             .unwrap_or(default.upload_bytes),
         hedge: section.flag("hedge", default.hedge.into())?.unwrap_or(default.hedge),
-        ..default
     };
     section.finish()?;
     Ok(read)

@@ -43,6 +43,10 @@ impl Lane {
         self.paid = Duration::ZERO;
     }
 
+    pub(super) fn cap(&self) -> Option<NonZeroU64> {
+        self.cap
+    }
+
     pub(super) fn passed(&self) -> u64 {
         self.passed
     }

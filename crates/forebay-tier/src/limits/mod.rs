@@ -78,6 +78,12 @@ impl Limits {
         state.write.set_cap(caps.write);
     }
 
+    /// The caps.
+    pub fn caps(&self) -> Caps {
+        let state = self.locked();
+        Caps { read: state.read.cap(), write: state.write.cap() }
+    }
+
     /// Lets nothing through until [`resume`](Self::resume): parts that were let through before still end.
     pub fn pause(&self) {
         self.locked().paused = true;
@@ -96,6 +102,11 @@ impl Limits {
     /// Ends all waits, now and later, with `cancelled`: the process is about to stop.
     pub fn close(&self) {
         self.locked().closed = true;
+    }
+
+    /// Takes a [`close`](Self::close) back: somebody else begins.
+    pub fn reopen(&self) {
+        self.locked().closed = false;
     }
 
     /// Bytes that were let through so far: read, written.

@@ -66,7 +66,8 @@ impl Rules {
         !(sole && (tier == 0 || newest))
     }
 
-    /// Whether a later tier takes it and does not have it.
+    /// Whether a later tier takes it and does not have it, and it is on this one to bring it there: no tier between the
+    /// two has it.
     fn awaited(&self, view: &View, tier: usize, step: u64, copy: &StepCopy) -> bool {
         let later = (0..view.tiers.len()).skip(tier + 1);
         later.zip(self.tiers.iter().skip(tier + 1)).any(|(later, rules)| {
@@ -74,6 +75,7 @@ impl Rules {
             rules.takes(step)
                 && view.committed(later, step).is_none()
                 && !view.passed_by(later, step, copy)
+                && !(tier + 1..later).any(|between| view.has(between, step, copy.attempt))
         })
     }
 }

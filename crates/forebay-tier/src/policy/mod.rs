@@ -7,7 +7,8 @@
 //! What never happens, whatever the rules say:
 //!
 //! - A step goes from tier 0 that is not committed elsewhere, by the same attempt.
-//! - A step goes from a tier that a later one still takes and does not have.
+//! - A step goes from a tier that a later one still takes and does not have, unless one between them has it: a bucket
+//!   that is out of reach must not fill the first tier.
 //! - The newest commit goes from the last tier that has it; so does one that is held.
 //! - A step that is being moved goes from its source.
 
@@ -46,6 +47,8 @@ pub struct TierView {
     pub copies: BTreeMap<u64, StepCopy>,
     /// Bytes of whatever else takes room there.
     pub other_bytes: u64,
+    /// It cannot be read now: what it has counts, and nothing comes from there.
+    pub silent: bool,
 }
 
 /// What is on all tiers.

@@ -39,12 +39,14 @@ impl Rules {
         view.line.iter().rev().filter_map(order).collect()
     }
 
-    /// The next hop of a step.
-    fn hop_of(&self, view: &View, step: u64) -> Option<(usize, usize)> {
+    /// The next hop of a step: from which tier to which.
+    pub fn hop_of(&self, view: &View, step: u64) -> Option<(usize, usize)> {
         let mut source: Option<(usize, &StepCopy)> = None;
         for (tier, rules) in (0..view.tiers.len()).zip(&self.tiers) {
             if let Some(copy) = view.committed(tier, step) {
-                source = Some((tier, copy));
+                if view.tiers.get(tier).is_some_and(|tier| !tier.silent) {
+                    source = Some((tier, copy));
+                }
                 continue;
             }
             let Some((from, copy)) = source else { continue };

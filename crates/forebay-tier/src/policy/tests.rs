@@ -43,7 +43,7 @@ fn three() -> Rules {
 fn view(line: &[u64], tiers: &[&[u64]]) -> View {
     let tier = |steps: &&[u64]| {
         let copies = steps.iter().map(|step| (*step, copy(*step, 10, 1000 - *step))).collect();
-        TierView { copies, other_bytes: 0 }
+        TierView { copies, ..TierView::default() }
     };
     View { line: line.to_vec(), tiers: tiers.iter().map(tier).collect() }
 }
@@ -60,6 +60,15 @@ fn steps_go_hop_by_hop_the_newest_first() {
             order(10, 1, 2, Priority::Archive),
         ]
     );
+}
+
+#[test]
+fn a_tier_that_is_silent_is_no_source_and_still_counts() {
+    let mut here = view(&[10, 20], &[&[10, 20], &[20], &[10]]);
+    here.tiers[1].silent = true;
+    // 10 is not brought back to a tier that a farther one has passed; 20 comes from where it can be read.
+    let order = Order { step: 20, from: 0, to: 2, priority: Priority::Newest };
+    assert_eq!(three().moves(&here), [order]);
 }
 
 #[test]
@@ -100,6 +109,17 @@ fn an_archived_step_waits_for_its_archive_and_holds_and_pins_stay() {
     rules.tiers[1].keep.pins.insert(10);
     assert_eq!(rules.evictable(&here, 1), [21, 23]);
     rules.tiers[1].keep.within = Some(Duration::from_secs(1000 - 20));
+    assert!(rules.evictable(&here, 1).is_empty());
+}
+
+#[test]
+fn a_bucket_that_lacks_a_step_does_not_fill_the_first_tier() {
+    let line = [10, 20, 30, 40];
+    let mut rules = three();
+    rules.tiers[1].keep = keep(1, 0);
+    // The archive takes all of these and has none: the shared tier is to bring them there.
+    let here = view(&line, &[&line, &[10, 20], &[]]);
+    assert_eq!(rules.evictable(&here, 0), [10, 20]);
     assert!(rules.evictable(&here, 1).is_empty());
 }
 
@@ -172,9 +192,9 @@ impl Model {
             assert!(left || self.view.line.last() != Some(step), "the newest is gone");
             // A mover would have to bring it again, or never could.
             let wants = |later: usize| rules.tiers[later].takes(*step);
-            let there = |later: usize| (later..3).any(|at| self.view.has(at, *step, gone.attempt));
+            let there = (tier + 1..3).any(|at| self.view.has(at, *step, gone.attempt));
             for later in tier + 1..3 {
-                assert!(!wants(later) || there(later), "{step} had not come to tier {later}");
+                assert!(!wants(later) || there, "{step} cannot come to tier {later} any more");
             }
         }
     }

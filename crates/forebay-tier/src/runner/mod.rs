@@ -1,3 +1,227 @@
-//! The runner.
+//! The runner: the threads that see to it that every step is where it should be. It runs in a training process, in the
+//! agent and in `forebay tier drain`, and is the same in each.
+//!
+//! ```text
+//!   watch (one thread a tier)   looks at the tier, gives a Sight
+//!        |
+//!   plan (one thread)           all Sights -> Picture -> rules -> what to start
+//!        |            \
+//!   transfer (some)    tidy (one a tier)
+//!   a hop each         removes what the rules let go, collects what is left of it
+//! ```
+//!
+//! Nothing here is remembered that is not in the stores: a runner that is killed and started again looks, and goes on.
+//! Two runners over the same tiers do no harm to each other: hops of one step meet in the destination, removals are
+//! announced there.
+//!
+//! A tier that does not answer is `down`: nothing is sent there and nothing is expected from there, farther tiers get
+//! what is for them from those that answer, and the tier is asked again after half a second, a second, ... a minute. A
+//! tier that refuses writes (full, read-only, permission) is left alone in the same way, then one step finds out
+//! whether it takes something again.
+//!
+//! | module | what it does |
+//! | --- | --- |
+//! | [`tiers`] | the tiers as configured and opened |
+//! | [`sight`], [`watch`] | one look at a tier; when |
+//! | [`picture`], [`plan`] | what was seen, for the rules; what they say is started |
+//! | [`transfer`], [`tidy`] | moving; removing |
+//! | [`admit`] | room for saves |
+//! | [`action`], [`act`], [`promote`], [`inside`] | what people ask for |
+//! | [`show`] | what people see |
+//! | [`state`], [`retry`], [`rates`], [`journal`] | what is shared: state, waits, rates, the audit log |
+//! | [`io_priority`] | **unsafe**: a system call |
+
+mod act;
 mod action;
+mod admit;
+mod inside;
+mod io_priority;
+mod journal;
+mod picture;
+mod plan;
+mod promote;
+mod rates;
+mod retry;
+mod show;
+mod sight;
+mod state;
+mod tidy;
+mod tiers;
+mod transfer;
+mod watch;
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use forebay_error::{Error, Result};
+
 pub use action::{Action, Outcome, RemovedStep};
+pub use admit::Admitted;
+pub use tiers::Tiers;
+
+use crate::status::Status;
+use state::Shared;
+
+/// How long [`Runner::stop`] waits for a thread that is in the middle of a call of a store.
+const JOIN_WAIT: Duration = Duration::from_secs(10);
+
+/// Keeps the tiers as they should be until it is stopped or dropped. See the module.
+pub struct Runner {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What is not done yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pending {
+    /// Steps under way.
+    pub moving: usize,
+    /// Hops that wait.
+    pub waiting: usize,
+    /// Commits that are to be removed.
+    pub removing: usize,
+    /// Tiers that were not looked at yet, or do not answer.
+    pub unseen: Vec<String>,
+}
+
+impl Pending {
+    /// Whether everything is where it should be.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Runner {
+    /// Starts the threads. Errors: a thread cannot be started.
+    pub fn start(tiers: Arc<Tiers>) -> Result<Self> {
+        tiers.tiers.iter().for_each(|tier| tier.limits.reopen());
+        let shared = Arc::new(Shared::new(tiers));
+        let runner = Self { shared: Arc::clone(&shared), threads: Mutex::default() };
+        for number in 0..shared.tiers.count() {
+            let of = Arc::clone(&shared);
+            runner.spawn(&format!("tier-look-{number}"), move || watch::run(&of, number))?;
+        }
+        let of = Arc::clone(&shared);
+        runner.spawn("tier-plan", move || plan::run(&of))?;
+        Ok(runner)
+    }
+
+    fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+        let thread = thread.map_err(|error| Error::io("cannot start a thread", error))?;
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        Ok(())
+    }
+
+    /// The tiers.
+    pub fn tiers(&self) -> &Arc<Tiers> {
+        &self.shared.tiers
+    }
+
+    /// How everything stands. Asks no store: it is what was seen last.
+    pub fn status(&self) -> Status {
+        show::status(&self.shared)
+    }
+
+    /// Something was saved: look now.
+    pub fn wake(&self) {
+        act::wake(&self.shared);
+    }
+
+    /// Does what somebody asks for, who is named in the audit log. Pins, holds and promotions ask the stores, and a
+    /// promotion takes as long as a copy does.
+    ///
+    /// Errors: `usage` for names of tiers that are none, and what is no name; `not_found` for a step that no tier has,
+    /// a pin or hold that is none; those of the stores where nothing could be done.
+    pub fn act(&self, action: &Action, who: &str) -> Result<Outcome> {
+        act::act(&self.shared, action, who)
+    }
+
+    /// Waits until a save of so many bytes has room, at most `patience`, and says where it goes: tier 0, or where the
+    /// configuration says so and tier 0 is full, a later one, or nowhere. Room is made as far as the rules allow. It is
+    /// not kept: who saves next asks next.
+    ///
+    /// Errors: `no_space` where no tier can ever hold it; `timeout`; `cancelled` when the runner stops.
+    pub fn admit(&self, bytes: u64, patience: Duration) -> Result<Admitted> {
+        admit::admit(&self.shared, bytes, patience)
+    }
+
+    /// What is not done yet, as of the last look at each tier.
+    pub fn pending(&self) -> Pending {
+        let state = self.shared.lock();
+        let picture = self.shared.picture(&state);
+        let moving = state.moving.len();
+        let under_way = |step: u64| state.moving.iter().any(|moving| moving.order.step == step);
+        let wanted = picture.wanted();
+        let removable = |tier| plan::removable(&state, &picture, tier).len();
+        let unseen = |(number, _): &(usize, &state::TierState)| {
+            state.tiers.get(*number).is_none_or(|tier| {
+                tier.sight.is_none() || tier.is_down() || tier.look_now || !tier.stale.is_empty()
+            })
+        };
+        let name = |(number, _): (usize, &state::TierState)| {
+            self.shared.tiers.tiers.get(number).map(|tier| tier.config.name.clone())
+        };
+        let removing = state.tiers.iter().map(|tier| tier.removing.len()).sum::<usize>();
+        Pending {
+            moving,
+            waiting: wanted.iter().filter(|order| !under_way(order.step)).count(),
+            removing: removing + (0..state.tiers.len()).map(removable).sum::<usize>(),
+            unseen: state.tiers.iter().enumerate().filter(unseen).filter_map(name).collect(),
+        }
+    }
+
+    /// Waits until every tier was looked at after this call, or does not answer; at most that long. Whether it was.
+    pub fn look(&self, patience: Duration) -> bool {
+        let before: Vec<u64> = self.shared.lock().tiers.iter().map(|tier| tier.looked).collect();
+        act::wake(&self.shared);
+        let until = Instant::now() + patience;
+        let mut state = self.shared.lock();
+        loop {
+            // The look that was under way may have begun before.
+            let fresh = state.tiers.iter().zip(&before).all(|(tier, before)| {
+                tier.looked > before + 1 || (tier.looked > *before && !tier.look_now)
+            });
+            let now = Instant::now();
+            if fresh || now >= until || self.shared.is_stopping() {
+                return fresh;
+            }
+            state = self.shared.wait(state, until - now);
+        }
+    }
+
+    /// Ends transfers within one part, and joins the threads. One that hangs in a call of a store is left behind: it
+    /// ends when the call does.
+    pub fn stop(&self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.tiers.tiers.iter().for_each(|tier| tier.limits.close());
+        self.shared.wake_all();
+        let threads =
+            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        threads.into_iter().for_each(join);
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Waits for a thread, unless it hangs.
+fn join(thread: JoinHandle<()>) {
+    let until = Instant::now() + JOIN_WAIT;
+    while !thread.is_finished() {
+        if Instant::now() >= until {
+            let name = thread.thread().name().unwrap_or_default();
+            tracing::warn!(name, "a thread hangs in a call of a store and is left behind");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    if thread.join().is_err() {
+        tracing::error!("a thread between tiers has panicked");
+    }
+}

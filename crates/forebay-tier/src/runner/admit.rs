@@ -1,0 +1,107 @@
+//! A save comes: where it goes, and when.
+
+use std::time::{Duration, Instant};
+
+use forebay_checkpoint::commit::AttemptId;
+use forebay_error::{Code, Error, Result};
+
+use super::picture::Picture;
+use super::state::{Shared, State};
+use super::tidy;
+use crate::policy::{Admission, Backlog};
+
+/// Longest sleep of a save that waits for room.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Where a save goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admitted {
+    /// To this tier: 0 as a rule.
+    Save(usize),
+    /// It is left out: there is no room, and that is what was configured.
+    Skip,
+}
+
+/// Waits until a save of `bytes` has a place. See [`super::Runner::admit`].
+pub(crate) fn admit(shared: &Shared, bytes: u64, patience: Duration) -> Result<Admitted> {
+    let until = Instant::now() + patience;
+    loop {
+        let (admitted, task) = {
+            let mut state = shared.lock();
+            look(shared, &mut state, bytes)?
+        };
+        if let Some(task) = task {
+            // In this thread: whoever saves waits for it anyway.
+            tidy::run(shared, &task);
+            continue;
+        }
+        if let Some(admitted) = admitted {
+            return Ok(admitted);
+        }
+        if shared.is_stopping() {
+            return Err(Error::new(Code::Cancelled, "the tiers were stopped"));
+        }
+        let now = Instant::now();
+        if now >= until {
+            let what = format!("no tier has had room for {bytes} bytes for {patience:?}");
+            return Err(Error::new(Code::Timeout, what).hint("`forebay tier status` says why"));
+        }
+        drop(shared.wait(shared.lock(), (until - now).min(LOOK)));
+    }
+}
+
+/// What can be said now: where it goes, or what has to be removed before.
+fn look(
+    shared: &Shared,
+    state: &mut State,
+    bytes: u64,
+) -> Result<(Option<Admitted>, Option<tidy::Task>)> {
+    let first = state.tiers.first();
+    let Some(first) = first.filter(|tier| tier.sight.is_some() || tier.is_down()) else {
+        return Ok((None, None));
+    };
+    let picture = shared.picture(state);
+    if first.is_down() {
+        return Ok((Some(Admitted::Save(around(shared, state, &picture, bytes))), None));
+    }
+    Ok(match picture.rules.admit(&picture.view, bytes) {
+        Admission::Skip => (Some(Admitted::Skip), None),
+        Admission::Wait => (None, None),
+        Admission::Never => {
+            let what = format!("no tier can ever hold {bytes} bytes");
+            let error = Error::new(Code::NoSpace, what);
+            return Err(error.hint("raise `capacity`, or `backlog = \"straight\"`"));
+        }
+        Admission::Save { tier, evict } if evict.is_empty() => {
+            // What was removed is going, and takes room until its grace time is over.
+            (picture.fits_now(tier, bytes).then_some(Admitted::Save(tier)), None)
+        }
+        Admission::Save { tier, evict } => (None, task(state, &picture, tier, evict)),
+    })
+}
+
+/// The first tier does not answer: the nearest later one that does and has room, where saves may go there, else the
+/// first all the same, and the save finds out by itself.
+fn around(shared: &Shared, state: &State, picture: &Picture, bytes: u64) -> usize {
+    if shared.tiers.config.moving.backlog != Backlog::Straight {
+        return 0;
+    }
+    let answers =
+        |tier: &usize| state.tiers.get(*tier).is_some_and(|of| of.sight.is_some() && !of.is_down());
+    let later = 1..state.tiers.len();
+    later.filter(answers).find(|tier| picture.fits_now(*tier, bytes)).unwrap_or(0)
+}
+
+fn task(state: &mut State, picture: &Picture, tier: usize, evict: Vec<u64>) -> Option<tidy::Task> {
+    let of_tier = state.tiers.get_mut(tier)?;
+    if of_tier.tidying {
+        return None;
+    }
+    let commit = |step: u64| Some((step, picture.commit(tier, step)?));
+    let remove: Vec<(u64, AttemptId)> = evict.into_iter().filter_map(commit).collect();
+    of_tier.tidying = true;
+    of_tier.removing = remove.iter().map(|(step, _)| *step).collect();
+    let others = remove.iter().map(|(step, attempt)| picture.others(tier, *step, *attempt));
+    let others = others.collect();
+    Some(tidy::Task { tier, remove, others, collect: Vec::new() })
+}

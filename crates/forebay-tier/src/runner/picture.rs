@@ -1,0 +1,225 @@
+//! From what was seen of each tier to what the rules decide on.
+//!
+//! Three things the rules are not told as they are:
+//!
+//! - Data of steps that were removed, and wait for their grace time, count as gone: else more and more would be removed
+//!   for room that is coming anyway. Whether there is room *now* is looked at apart ([`Picture::fits_now`]).
+//! - Commits that no line leads to (of a life of the job that was left behind) are the oldest, and the last copy of one
+//!   is held: that a person decides.
+//! - A tier that does not answer gets and gives nothing, and what it is known to have still counts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use forebay_checkpoint::commit::{
+    AttemptId, AttemptStatus, Claims, CommitInfo, Pin, Ranked, StepState,
+};
+
+use super::sight::{Seen, Sight};
+use super::tiers::Tiers;
+use crate::limits::Priority;
+use crate::policy::{Order, Rules, StepCopy, Takes, TierView, View};
+
+/// A tier as the picture is made of it.
+pub(crate) struct Known<'a> {
+    /// What was seen last; `None` before the first look.
+    pub(crate) sight: Option<&'a Sight>,
+    /// Whether steps can go there and come from there now.
+    pub(crate) usable: (bool, bool),
+    /// Steps that are being copied from there, or removed there.
+    pub(crate) in_use: BTreeSet<u64>,
+}
+
+/// See the module.
+pub(crate) struct Picture {
+    pub(crate) view: View,
+    pub(crate) rules: Rules,
+    /// By step, then by name.
+    pub(crate) pins: BTreeMap<u64, BTreeSet<String>>,
+    pub(crate) holds: BTreeSet<u64>,
+    /// Bytes of checkpoints on each tier now, those that are going included.
+    pub(crate) used: Vec<u64>,
+    /// Bytes that its file system has room for, where that is known.
+    free: Vec<Option<u64>>,
+    /// The same without what cannot be used now: for moves.
+    moves: (View, Rules),
+    /// Whether everything that could keep a step is known.
+    pub(crate) marks_known: bool,
+}
+
+impl Picture {
+    pub(crate) fn of(tiers: &Tiers, known: &[Known<'_>]) -> Self {
+        let sights = || known.iter().filter_map(|tier| tier.sight);
+        let ranked = rank(&sights().collect::<Vec<_>>());
+        let mut pins: BTreeMap<u64, BTreeSet<String>> = BTreeMap::new();
+        let mut holds = BTreeSet::new();
+        for marks in sights().filter_map(|sight| sight.marks.as_ref()) {
+            holds.extend(marks.holds.iter().copied());
+            for Pin { name, step, .. } in &marks.pins {
+                pins.entry(*step).or_default().insert(name.clone());
+            }
+        }
+        let line = [&ranked.off_line[..], &ranked.line[..]].concat();
+        let of_tiers: Vec<(TierView, u64)> = known.iter().map(tier_view).collect();
+        let used = of_tiers.iter().map(|(view, going)| {
+            let copies = view.copies.values().map(|copy| copy.bytes);
+            copies.fold(view.other_bytes.saturating_add(*going), u64::saturating_add)
+        });
+        let used: Vec<u64> = used.collect();
+        let free: Vec<Option<u64>> =
+            known.iter().map(|tier| tier.sight.and_then(|sight| sight.free)).collect();
+        let view = View { line, tiers: of_tiers.into_iter().map(|(view, _)| view).collect() };
+        let pinned: BTreeSet<u64> = pins.keys().copied().collect();
+        let sole = ranked.off_line.iter().filter(|step| copies_of(&view, **step) < 2);
+        let held = holds.iter().chain(sole).copied().collect();
+        let mut rules = tiers.rules(&pinned, held);
+        for ((tier, used), free) in rules.tiers.iter_mut().zip(&used).zip(&free) {
+            let room = free.map(|free| used.saturating_add(free));
+            tier.capacity = tier.capacity.into_iter().chain(room).min();
+        }
+        let moves = usable(&view, &rules, known);
+        let marks_known = known.iter().all(|tier| tier.sight.is_some_and(|s| s.marks.is_some()));
+        Self { view, rules, pins, holds, used, free, moves, marks_known }
+    }
+
+    /// What is to be moved, the most urgent first, room not looked at.
+    pub(crate) fn wanted(&self) -> Vec<Order> {
+        let (view, rules) = &self.moves;
+        let mut boundless = rules.clone();
+        boundless.tiers.iter_mut().for_each(|tier| tier.capacity = None);
+        boundless.moves(view)
+    }
+
+    /// Where a step goes that has no room where it is wanted.
+    pub(crate) fn elsewhere(&self, order: &Order) -> Option<Order> {
+        let (view, rules) = &self.moves;
+        let (from, to) = rules.hop_of(view, order.step)?;
+        Some(Order { from, to, ..*order })
+    }
+
+    /// Whether a step's bytes have room on a tier now.
+    pub(crate) fn fits_now(&self, tier: usize, bytes: u64) -> bool {
+        let configured = self.rules.tiers.get(tier).and_then(|tier| tier.capacity);
+        let used = self.used.get(tier).copied().unwrap_or(0);
+        let free = self.free.get(tier).copied().flatten();
+        configured.is_none_or(|capacity| used.saturating_add(bytes) <= capacity)
+            && free.is_none_or(|free| bytes <= free)
+    }
+
+    /// Bytes that a step would still need on a tier.
+    pub(crate) fn missing_bytes(&self, order: &Order) -> u64 {
+        let copy = |tier: usize| self.view.tiers.get(tier)?.copies.get(&order.step);
+        let there = copy(order.to).map_or(0, |copy| copy.bytes);
+        copy(order.from).map_or(0, |copy| copy.bytes).saturating_sub(there)
+    }
+
+    /// What to take away on a tier so that the newest step has room there: only steps that are older.
+    pub(crate) fn make_room(&self, order: &Order) -> Vec<u64> {
+        if order.priority != Priority::Newest {
+            return Vec::new();
+        }
+        let bytes = self.missing_bytes(order);
+        self.rules.reclaim(&self.view, order.to, bytes).unwrap_or_default()
+    }
+
+    /// The commit of a step on a tier.
+    pub(crate) fn commit(&self, tier: usize, step: u64) -> Option<AttemptId> {
+        let copy = self.view.tiers.get(tier)?.copies.get(&step)?;
+        copy.committed.then_some(copy.attempt)
+    }
+
+    /// Tiers that have this commit, but for one.
+    pub(crate) fn others(&self, but: usize, step: u64, attempt: AttemptId) -> Vec<usize> {
+        let has = |tier: &usize| *tier != but && self.commit(*tier, step) == Some(attempt);
+        (0..self.view.tiers.len()).filter(has).collect()
+    }
+
+    /// Bytes of the newest commit: what the next save is likely to need.
+    pub(crate) fn newest_bytes(&self) -> Option<u64> {
+        let newest = self.view.line.last()?;
+        let copies = self.view.tiers.iter().filter_map(|tier| tier.copies.get(newest));
+        copies.filter(|copy| copy.committed).map(|copy| copy.bytes).max()
+    }
+}
+
+fn copies_of(view: &View, step: u64) -> usize {
+    let copy = |tier: &TierView| tier.copies.get(&step).is_some_and(|copy| copy.committed);
+    view.tiers.iter().filter(|tier| copy(tier)).count()
+}
+
+/// All commits of all tiers in their order. Of several commits of one step the newest counts.
+fn rank(sights: &[&Sight]) -> Ranked {
+    let mut claims = Claims::default();
+    let mut commits: BTreeMap<u64, &CommitInfo> = BTreeMap::new();
+    for sight in sights {
+        claims.merge(&sight.claims);
+        for (step, seen) in &sight.steps {
+            let Some(commit) = &seen.state.commit else { continue };
+            // What Forebay did not write is not moved, and no rule counts it.
+            if commit.attempt.is_none() || commit.damage.is_some() {
+                continue;
+            }
+            let order = |commit: &CommitInfo| (commit.epoch, commit.attempt.map(|id| id.save));
+            let known = commits.entry(*step).or_insert(commit);
+            if order(commit) > order(known) {
+                *known = commit;
+            }
+        }
+    }
+    claims.rank(&commits.into_iter().collect::<Vec<_>>())
+}
+
+/// A tier as the rules see it, and bytes that are going.
+fn tier_view(known: &Known<'_>) -> (TierView, u64) {
+    let (mut view, mut going) = (TierView::default(), 0u64);
+    for (step, seen) in known.sight.into_iter().flat_map(|sight| &sight.steps) {
+        let (copy, more_going, other) = step_copy(seen, known.in_use.contains(step));
+        going = going.saturating_add(more_going);
+        view.other_bytes = view.other_bytes.saturating_add(other);
+        view.copies.extend(copy.map(|copy| (*step, copy)));
+    }
+    (view, going)
+}
+
+/// The copy of a step on a tier, bytes that are going there, and bytes of anything else.
+fn step_copy(seen: &Seen, in_use: bool) -> (Option<StepCopy>, u64, u64) {
+    let StepState { commit, attempts, .. } = &*seen.state;
+    let is_removed = |status: &AttemptStatus| *status == AttemptStatus::Removed;
+    let going = attempts.iter().filter(|attempt| is_removed(&attempt.status));
+    let going = going.map(|attempt| attempt.bytes).sum();
+    let left = attempts.iter().filter(|attempt| !is_removed(&attempt.status));
+    let sound = commit.as_ref().filter(|commit| commit.damage.is_none());
+    if let Some((commit, attempt)) = sound.and_then(|commit| Some((commit, commit.attempt?))) {
+        let (bytes, age) = (commit.bytes, seen.age());
+        let copy = StepCopy { attempt, bytes, age, committed: true, in_use };
+        return (Some(copy), going, left.map(|attempt| attempt.bytes).sum());
+    }
+    let damaged = commit.as_ref().map_or(0, |commit| commit.bytes);
+    let mut left: Vec<_> = left.collect();
+    left.sort_by_key(|attempt| attempt.bytes);
+    let on_its_way = left.pop();
+    let copy = on_its_way.map(|attempt| StepCopy {
+        attempt: attempt.attempt,
+        bytes: attempt.bytes,
+        age: attempt.age,
+        committed: false,
+        in_use,
+    });
+    let other: u64 = left.iter().map(|attempt| attempt.bytes).sum();
+    (copy, going, damaged.saturating_add(other))
+}
+
+/// View and rules for moves: what cannot be written to takes nothing, what cannot be read gives nothing.
+fn usable(view: &View, rules: &Rules, known: &[Known<'_>]) -> (View, Rules) {
+    let (mut view, mut rules) = (view.clone(), rules.clone());
+    for (number, tier) in known.iter().enumerate() {
+        let (takes, gives) = tier.usable;
+        if let Some(rules) = rules.tiers.get_mut(number).filter(|_| !takes) {
+            rules.takes = Takes::Pinned;
+            rules.keep.pins.clear();
+        }
+        if let Some(view) = view.tiers.get_mut(number) {
+            view.silent = !gives;
+        }
+    }
+    (view, rules)
+}

@@ -1,0 +1,223 @@
+//! The tiers as they are configured, and as they are opened.
+//!
+//! A place that cannot be opened now (a file system that is not mounted, a bucket without credentials) is no reason to
+//! stop: it is tried again at every look, and the others go on meanwhile.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forebay_checkpoint::commit::{Clock, Root, SystemClock};
+use forebay_checkpoint::save::OurMetadata;
+use forebay_error::{Code, Error, Result};
+use forebay_store::{PosixStore, Store, open_store};
+
+use crate::config::{Config, TierConfig};
+use crate::hop::Side;
+use crate::limits::{Caps, Limits};
+use crate::policy::{Keep, Rules, TierRules};
+
+/// All tiers, the nearest first.
+pub struct Tiers {
+    pub(crate) config: Config,
+    pub(crate) tiers: Vec<Tier>,
+    pub(crate) clock: Arc<dyn Clock>,
+    /// Host and process.
+    pub(crate) who: String,
+}
+
+/// One of them.
+pub(crate) struct Tier {
+    pub(crate) config: TierConfig,
+    pub(crate) limits: Arc<Limits>,
+    /// The folder, where it is one: for its free space, and as the source of an export.
+    pub(crate) folder: Option<PathBuf>,
+    opened: Mutex<Option<Root>>,
+}
+
+impl Tiers {
+    /// Takes the tiers of a configuration. Nothing is opened yet: what is not there now may come.
+    ///
+    /// Errors: `usage` where there are none, or two in one place, or a place that can never be one.
+    pub fn open(config: &Config) -> Result<Arc<Self>> {
+        Self::with_stores(config, Vec::new(), Arc::new(SystemClock::default()))
+    }
+
+    /// The same with stores that are open already, in the order of the tiers, and a clock for their limits.
+    pub fn with_stores(
+        config: &Config,
+        stores: Vec<Arc<dyn Store>>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Arc<Self>> {
+        if config.tiers.is_empty() {
+            let error = Error::new(Code::Usage, "no tiers are configured");
+            return Err(error.hint("`[[tier]]` tables of forebay.toml say where they are"));
+        }
+        let mut places = BTreeSet::new();
+        for tier in &config.tiers {
+            if tier.place != "memory:" && !places.insert(tier.place.trim_end_matches('/')) {
+                let what = format!("tier `{}` is where another tier is", tier.name);
+                return Err(Error::new(Code::Usage, what));
+            }
+        }
+        let mut given = stores.into_iter();
+        let mut tiers = Vec::new();
+        for tier in &config.tiers {
+            let caps = Caps { read: tier.read_limit, write: tier.write_limit };
+            let limits = Arc::new(Limits::new(Arc::clone(&clock), caps));
+            let folder = folder_of(&tier.place);
+            let opened = given.next().map(|store| root_of(store, &clock));
+            let opened = Mutex::new(opened);
+            tiers.push(Tier { config: tier.clone(), limits, folder, opened });
+        }
+        Ok(Arc::new(Self { config: config.clone(), tiers, clock, who: who() }))
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.tiers.len()
+    }
+
+    /// The checkpoints of a tier, opened now if they were not. Errors: those of opening it; `usage` for no tier.
+    pub fn root(&self, tier: usize) -> Result<Root> {
+        self.tier(tier)?.root(&self.clock)
+    }
+
+    /// What it was configured with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    pub(crate) fn tier(&self, tier: usize) -> Result<&Tier> {
+        let none = || Error::new(Code::Usage, format!("there is no tier {tier}"));
+        self.tiers.get(tier).ok_or_else(none)
+    }
+
+    pub(crate) fn side(&self, tier: usize) -> Result<Side> {
+        let found = self.tier(tier)?;
+        Ok(Side { root: found.root(&self.clock)?, limits: Arc::clone(&found.limits) })
+    }
+
+    /// The rules, with what people want kept.
+    pub(crate) fn rules(&self, pins: &BTreeSet<u64>, holds: BTreeSet<u64>) -> Rules {
+        let of_tier = |tier: &Tier| TierRules {
+            takes: tier.config.takes,
+            keep: tier.keep(pins),
+            capacity: tier.config.capacity,
+        };
+        Rules {
+            tiers: self.tiers.iter().map(of_tier).collect(),
+            holds,
+            backlog: self.config.moving.backlog,
+        }
+    }
+}
+
+impl Tier {
+    /// What stays: all, where nothing is said; the newest always.
+    fn keep(&self, pins: &BTreeSet<u64>) -> Keep {
+        let config = &self.config;
+        let default = if config.keeps_some() { 1 } else { usize::MAX };
+        let last = config.keep_last.map(|last| usize::try_from(last).unwrap_or(usize::MAX));
+        Keep {
+            last: last.unwrap_or(default),
+            every: config.keep_every,
+            within: config.keep_within,
+            pins: pins.clone(),
+        }
+    }
+
+    pub(crate) fn root(&self, clock: &Arc<dyn Clock>) -> Result<Root> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(root) = &*opened {
+            return Ok(root.clone());
+        }
+        let store = match &self.folder {
+            Some(folder) => Arc::new(open_folder(folder)?) as Arc<dyn Store>,
+            None => open_store(&self.config.place, &self.config.store)?,
+        };
+        let root = root_of(store, clock);
+        *opened = Some(root.clone());
+        Ok(root)
+    }
+
+    /// Opens it anew at the next use: what was a folder may be another now (a file system that was mounted again).
+    pub(crate) fn close(&self) {
+        if self.folder.is_some() {
+            *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+}
+
+fn root_of(store: Arc<dyn Store>, clock: &Arc<dyn Clock>) -> Root {
+    Root { store, clock: Arc::clone(clock), identify: Arc::new(OurMetadata) }
+}
+
+/// The folder that a place is, if it is one.
+pub(super) fn folder_of(place: &str) -> Option<PathBuf> {
+    if place.contains("://") || place.starts_with("memory:") {
+        return place
+            .strip_prefix("file://")
+            .filter(|path| path.starts_with('/'))
+            .map(PathBuf::from);
+    }
+    Some(PathBuf::from(place.strip_prefix("file:").unwrap_or(place)))
+}
+
+/// Opens a folder, and makes it if the one above it is there: where that is missing, a file system is not mounted, and
+/// what would be made is on another one.
+fn open_folder(folder: &Path) -> Result<PosixStore> {
+    match PosixStore::open(folder) {
+        Err(error) if error.code() == Code::NotFound => {
+            let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
+            match above.unwrap_or(Path::new(".")).is_dir() {
+                true => PosixStore::create(folder),
+                false => Err(error.hint("make the folder, or mount what it is on")),
+            }
+        }
+        opened => opened,
+    }
+}
+
+/// Host and process, for people.
+fn who() -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("{host}, process {}", std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Beside;
+
+    fn open(text: &str) -> Result<Arc<Tiers>> {
+        let config = Config::from_text(text, Path::new("/x/forebay.toml"), &Beside::default())?;
+        Tiers::open(&config)
+    }
+
+    #[test]
+    fn a_folder_is_made_where_the_one_above_is_there() {
+        let above = tempfile::tempdir().unwrap();
+        let tier = |name: &str, folder: &Path| {
+            format!("[[tier]]\nname = \"{name}\"\nplace = \"{}\"\n", folder.display())
+        };
+        let (new, lost) = (above.path().join("new"), above.path().join("no/mount"));
+        let tiers = open(&(tier("new", &new) + &tier("lost", &lost))).unwrap();
+        assert!(tiers.root(0).is_ok() && new.is_dir());
+        let error = tiers.root(1).err().unwrap();
+        assert_eq!(error.code(), Code::NotFound);
+        assert!(!lost.exists() && error.render().contains("mount"));
+        std::fs::create_dir(above.path().join("no")).unwrap();
+        assert!(tiers.root(1).is_ok(), "it came later");
+    }
+
+    #[test]
+    fn tiers_that_can_never_be_are_refused() {
+        assert_eq!(open("").err().unwrap().code(), Code::Usage);
+        let twice =
+            "[[tier]]\nname = \"a\"\nplace = \"/a\"\n[[tier]]\nname = \"b\"\nplace = \"/a/\"\n";
+        assert_eq!(open(twice).err().unwrap().code(), Code::Usage);
+        assert_eq!(folder_of("file:///a/b"), Some(PathBuf::from("/a/b")));
+        assert_eq!(folder_of("s3://b/x"), None);
+    }
+}

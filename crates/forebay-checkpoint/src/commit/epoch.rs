@@ -100,7 +100,8 @@ pub(crate) fn check(root: &Root, epoch: u64) -> Result<()> {
 
 /// The epoch of a step's commit, and which save of its run it was.
 fn place_of(root: &Root, step: u64) -> Result<(u64, Option<u32>)> {
-    let commit = super::steps::step_state(root, step, Duration::ZERO)?.and_then(|state| state.commit);
+    let commit =
+        super::steps::step_state(root, step, Duration::ZERO)?.and_then(|state| state.commit);
     let Some(commit) = commit else { return Ok((0, None)) };
     match commit.damage {
         None => Ok((commit.epoch, commit.attempt.map(|attempt| attempt.save))),

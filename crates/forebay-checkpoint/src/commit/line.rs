@@ -208,7 +208,9 @@ impl Claims {
         let epochs: Vec<u64> = self.known.keys().copied().collect();
         let claim = |number: u64| match self.known.get(&number) {
             Some(Some(claim)) => Ok(Some(claim.clone())),
-            Some(None) => Err(Error::new(Code::InvalidMetadata, "the claim of an epoch is damaged")),
+            Some(None) => {
+                Err(Error::new(Code::InvalidMetadata, "the claim of an epoch is damaged"))
+            }
             None => Ok(None),
         };
         // Errors that are not damage cannot come of what is in memory.

@@ -127,7 +127,9 @@ pub use publish::{Assembled, Gathered};
 pub use readers::{READ_LEASE, ReadLease};
 pub use record::{Failure, FileRef};
 pub use root::{Identify, Root};
-pub use steps::{AttemptState, AttemptStatus, CommitInfo, State, StepState, numbers, step_state, steps};
+pub use steps::{
+    AttemptState, AttemptStatus, CommitInfo, State, StepState, numbers, step_state, steps,
+};
 pub use watch::Committed;
 
 /// Random bits, from the keys that the standard library gets of the system; no secret. Process and time are part of it,

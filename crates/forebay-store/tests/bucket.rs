@@ -113,6 +113,25 @@ fn trouble_that_passes_is_not_seen() {
 }
 
 #[test]
+fn what_servers_honour_is_found_out_through_trouble() {
+    let Some(server) = S3S.as_ref().or(MOTO.as_ref()) else { return };
+    let expected = open(server.in_turn).probe().unwrap();
+    // Each request in turn meets the trouble, that with the wrong checksum too.
+    for trouble in [Action::Answer(503, "SlowDown"), Action::LoseReply, Action::Cut] {
+        for at in 0..17 {
+            let (count, action) = (AtomicU32::new(0), trouble.clone());
+            let address = proxy::start(server.in_turn, move |_| {
+                match count.fetch_add(1, Ordering::SeqCst) == at {
+                    true => action.clone(),
+                    false => Action::Pass,
+                }
+            });
+            assert_eq!(open(address).probe().unwrap(), expected, "{trouble:?} at {at}");
+        }
+    }
+}
+
+#[test]
 fn a_lost_reply_is_looked_up() {
     let lose = first(1);
     let behind = behind(move |request| match request.method {

@@ -22,6 +22,8 @@ use crate::object::Abilities;
 
 /// Creates of one key at once. A server that looks, then writes, was seen to let two or more of 16 win every time.
 const RACERS: usize = 8;
+/// How often a tampered upload must be refused in a way that trouble on the way may look like.
+const REFUSALS: u32 = 3;
 
 impl Client {
     /// Tries the store. Errors are of the store: it could not be asked, or may not be written.
@@ -43,19 +45,19 @@ impl Client {
         let (key, race, bad) = (&keys[0], &keys[1], &keys[2]);
         let first = self.unique();
         let (_, note) = self.try_put(key, b"1", PutMode::Create, &first).await?;
-        let refused = self.try_put(key, b"2", PutMode::Create, "second").await?.0;
+        let refused = self.try_put(key, b"2", PutMode::Create, &self.unique()).await?.0;
         let before = self.look(key).await?;
         let keeps_names = before.as_ref().is_some_and(|looked| looked.is_of(&first));
         let mut replaces = false;
         if let Some(before) = before.filter(|looked| looked.e_tag.is_some()) {
             let stale = || PutMode::Update(update(&before));
-            let fresh = self.try_put(key, b"3", stale(), "third").await?.0;
-            let late = self.try_put(key, b"4", stale(), "fourth").await?.0;
+            let fresh = self.try_put(key, b"3", stale(), &self.unique()).await?.0;
+            let late = self.try_put(key, b"4", stale(), &self.unique()).await?.0;
             replaces = fresh && !late;
         }
         let racers = (0..RACERS).map(|at| {
             let bytes = [b'0' + at as u8];
-            async move { self.try_put(race, &bytes, PutMode::Create, "racer").await }
+            async move { self.try_put(race, &bytes, PutMode::Create, &self.unique()).await }
         });
         let ends = join_all(racers).await.into_iter().collect::<Result<Vec<_>>>()?;
         let winners = ends.iter().filter(|(done, _)| *done).count();
@@ -65,12 +67,14 @@ impl Client {
             durable_publish: true,
             reserves_space: false,
             rejects_bad_checksums: self.rejects_bad_checksum(bad).await?,
-            returns_checksums: note.checksum == Some(true),
+            // Of any of them: a reply that got lost had none.
+            returns_checksums: note.checksum == Some(true)
+                || ends.iter().any(|(_, note)| note.checksum == Some(true)),
             publish_time: PUBLISH_TIME,
         })
     }
 
-    /// Whether the store wrote it.
+    /// Whether the store wrote it: what is refused after a reply got lost is looked up by the name of the write.
     async fn try_put(
         &self,
         key: &str,
@@ -81,7 +85,14 @@ impl Client {
         let what = "cannot try what the store honours";
         let put = PutAsk { what, mode, write, until: None, tampered: None };
         let (put, note) = self.put_small(key, &Bytes::copy_from_slice(bytes), &put).await?;
-        Ok((matches!(put, Put::Done), note))
+        let done = match put {
+            Put::Done => true,
+            Put::Refused { unsure: false } => false,
+            Put::Refused { unsure: true } => {
+                self.look(key).await?.is_some_and(|there| there.is_of(write))
+            }
+        };
+        Ok((done, note))
     }
 
     async fn rejects_bad_checksum(&self, key: &str) -> Result<bool> {
@@ -97,11 +108,27 @@ impl Client {
         };
         let once = super::settings::StoreSettings { retries: 0, ..self.settings.clone() };
         let retries = super::retry::Retries::new(&once, self.provider);
-        match self.put_with(&retries, key, &Bytes::from_static(b"original"), &put).await {
-            Ok(_) => Ok(false),
-            // It said no, as it should.
-            Err(failed) if !matches!(failed.kind, Kind::Transient { slow: true }) => Ok(true),
-            Err(failed) => Err(Error::from(failed)),
+        let mut refused = 0;
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let bytes = Bytes::from_static(b"original");
+            match self.put_with(&retries, key, &bytes, &put).await {
+                Ok(_) => return Ok(false),
+                Err(failed) => match failed.kind {
+                    Kind::Transient { slow: true } if tries > self.settings.retries => {
+                        return Err(Error::from(failed));
+                    }
+                    Kind::Transient { slow: true } => retries.rest(tries).await,
+                    // A bad checksum counts as one that the wire broke. So may a reply that got lost: asked again.
+                    Kind::Transient { slow: false } if refused < REFUSALS - 1 => {
+                        refused += 1;
+                        retries.rest(tries).await;
+                    }
+                    // It said no, as it should.
+                    _ => return Ok(true),
+                },
+            }
         }
     }
 

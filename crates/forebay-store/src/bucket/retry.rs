@@ -116,6 +116,11 @@ impl Retries {
         }
     }
 
+    /// Waits as before another try.
+    pub(super) async fn rest(&self, tries: u32) {
+        tokio::time::sleep(self.pause(tries)).await;
+    }
+
     /// Full jitter: any time up to a bound that doubles.
     fn pause(&self, tries: u32) -> Duration {
         let bound = PAUSE_FIRST.saturating_mul(1 << tries.min(10)).min(PAUSE_MAX);

@@ -39,6 +39,13 @@ conformance!(on_tmpfs, || {
     Some(Place::real(PosixStore::open(folder.path()).unwrap(), folder))
 });
 
+conformance!(in_a_folder_that_was_handed_over, || {
+    let folder = on_shm()?;
+    let open = std::fs::File::open(folder.path()).unwrap();
+    let store = PosixStore::handed_over(open.into(), Path::new("a job's folder"));
+    Some(Place::real(store.unwrap(), folder))
+});
+
 conformance!(memory_behind_a_fault_wrapper_without_faults, || {
     let store = MemoryStore::new();
     let wrapped = FaultStore::new(Arc::new(store.clone()), Plan::none());

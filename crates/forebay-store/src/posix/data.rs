@@ -1,6 +1,7 @@
 //! Data objects: files that are written in ranges, under their key from the start.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -94,8 +95,25 @@ impl PosixStore {
     }
 
     pub(super) fn open_data_file(&self, key: &str) -> Result<Arc<dyn RangeSource>> {
-        let open = OpenFile::open(&self.root.path(key))?;
+        let open = match self.root.reads_inside() {
+            false => OpenFile::open(&self.root.path(key))?,
+            true => self.open_inside(key)?,
+        };
         Ok(Arc::new(LocalFile::new(Arc::new(open))?))
+    }
+}
+
+impl PosixStore {
+    /// Opens a file of a folder that somebody handed over, in which paths mean nothing.
+    fn open_inside(&self, key: &str) -> Result<OpenFile> {
+        let opened = self.root.open_file(key);
+        let opened = opened.map_err(|errno| self.failed("cannot open", key, errno))?;
+        let Some((file, _)) = opened else {
+            return Err(Error::new(Code::NotFound, "no such file").at(self.place(key)));
+        };
+        let mut open = OpenFile::open(format!("/proc/self/fd/{}", file.as_raw_fd()).as_ref())?;
+        open.path = self.root.path(key);
+        Ok(open)
     }
 }
 

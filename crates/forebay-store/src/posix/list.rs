@@ -80,7 +80,11 @@ impl PosixStore {
         let failed = |errno| self.failed("cannot list", prefix, errno);
         let folder = if prefix.is_empty() { "." } else { prefix };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = match rustix::fs::openat(self.root.fd(), folder, flags, Mode::empty()) {
+        let opened = match self.root.reads_inside() {
+            false => rustix::fs::openat(self.root.fd(), folder, flags, Mode::empty()),
+            true => self.root.beneath(folder.trim_end_matches('/'), OFlags::RDONLY),
+        };
+        let fd = match opened {
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(Vec::new()),
             result => result.map_err(failed)?,
         };

@@ -49,6 +49,7 @@ use std::time::Duration;
 
 use forebay_engine::RangeSource;
 use forebay_error::{Code, Error, Result};
+use rustix::fd::OwnedFd;
 use rustix::fs::{FallocateFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
@@ -77,6 +78,16 @@ impl PosixStore {
     /// Errors: `not_found`, also for what is no folder, `permission_denied`, `io`.
     pub fn open(folder: &Path) -> Result<Self> {
         let root = Root::open(folder)?;
+        let files = Arc::new(RealFiles::new(Arc::clone(&root)));
+        Ok(Self::with_files(root, files))
+    }
+
+    /// A folder that another process has opened and handed over; messages call it `name`. Nothing in it is opened by
+    /// path, and no link in it is followed to a file: the store can reach what is in the folder, and no more.
+    ///
+    /// Errors: `not_found` for what is no folder.
+    pub fn handed_over(folder: OwnedFd, name: &Path) -> Result<Self> {
+        let root = Root::handed_over(folder, name)?;
         let files = Arc::new(RealFiles::new(Arc::clone(&root)));
         Ok(Self::with_files(root, files))
     }

@@ -3,13 +3,15 @@
 //! Whatever changes something goes through [`Root::beneath`], which the kernel keeps inside of the root: a link on the
 //! way may lead to another place in the store, never out of it (openat2 with RESOLVE_BENEATH). Where that system call
 //! is missing (before Linux 5.6, or forbidden by a container) links on the way are refused altogether. The last name
-//! of a key is never followed when something is written. What is only read may lie behind links, as in a model cache.
+//! of a key is never followed when something is written. What is only read may lie behind links, as in a model cache;
+//! not so in a folder that somebody else handed over as a descriptor ([`Root::handed_over`]): links there are not the
+//! word of whoever runs this, and nothing outside of the folder is read for them either.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_error::{Code, Error, Result};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
@@ -20,6 +22,8 @@ const RACES_MAX: usize = 100;
 pub(crate) struct Root {
     fd: OwnedFd,
     path: PathBuf,
+    /// Whether what is read must lie inside too.
+    reads_inside: bool,
 }
 
 /// Folder and name of a key.
@@ -37,7 +41,23 @@ impl Root {
             Errno::NOTDIR => Error::new(Code::NotFound, "is no folder").at(&place),
             errno => Error::io("cannot open the store's folder", errno.into()).at(&place),
         })?;
-        Ok(Arc::new(Self { fd, path }))
+        Ok(Arc::new(Self { fd, path, reads_inside: false }))
+    }
+
+    /// A folder that somebody else has opened; `path` is for messages alone.
+    pub(crate) fn handed_over(fd: OwnedFd, path: &Path) -> Result<Arc<Self>> {
+        let place = path.display().to_string();
+        let stat = rustix::fs::fstat(&fd)
+            .map_err(|errno| Error::io("cannot stat the folder", errno.into()).at(&place))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+            return Err(Error::new(Code::NotFound, "is no folder").at(place));
+        }
+        Ok(Arc::new(Self { fd, path: path.to_owned(), reads_inside: true }))
+    }
+
+    /// Whether nothing may be opened by path.
+    pub(crate) fn reads_inside(&self) -> bool {
+        self.reads_inside
     }
 
     pub(crate) fn fd(&self) -> &OwnedFd {
@@ -98,6 +118,9 @@ impl Root {
 
     /// Opens a regular file for reading, behind links too. `None` where there is none; `INVAL` for what is no file.
     pub(crate) fn open_file(&self, key: &str) -> Result<Option<(std::fs::File, Stat)>, Errno> {
+        if self.reads_inside {
+            return self.open_file_inside(key);
+        }
         // Opening a pipe would wait for a writer, opening some devices has effects: look first, believe the descriptor.
         match rustix::fs::statat(&self.fd, key, AtFlags::empty()) {
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
@@ -114,6 +137,30 @@ impl Root {
         if !is_regular(&stat) {
             return Err(Errno::INVAL);
         }
+        Ok(Some((std::fs::File::from(fd), stat)))
+    }
+
+    /// The same, where no link leads to it. `LOOP` for one that does.
+    fn open_file_inside(&self, key: &str) -> Result<Option<(std::fs::File, Stat)>, Errno> {
+        let (folder, name) = match self.parent(key) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+            parent => parent?,
+        };
+        let look = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let found = match rustix::fs::openat(&folder, name, look, Mode::empty()) {
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+            found => found?,
+        };
+        match FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) {
+            FileType::RegularFile => {}
+            FileType::Symlink => return Err(Errno::LOOP),
+            _ => return Err(Errno::INVAL),
+        }
+        // The name may be another file's by now: the one that was looked at is opened.
+        let path = format!("/proc/self/fd/{}", found.as_fd().as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let fd = rustix::fs::open(path, flags, Mode::empty())?;
+        let stat = rustix::fs::fstat(&fd)?;
         Ok(Some((std::fs::File::from(fd), stat)))
     }
 
@@ -183,6 +230,37 @@ mod tests {
         root.walk("real/deep", OFlags::RDONLY).unwrap();
         root.walk(".", OFlags::RDONLY).unwrap();
         assert_eq!(root.walk("none", OFlags::RDONLY).unwrap_err(), Errno::NOENT);
+    }
+
+    #[test]
+    fn of_a_folder_that_was_handed_over_nothing_outside_is_read() {
+        let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::create_dir(inside.path().join("deep")).unwrap();
+        std::fs::write(inside.path().join("deep/own"), "own").unwrap();
+        std::fs::write(outside.path().join("secret"), "secret").unwrap();
+        symlink(outside.path(), inside.path().join("out")).unwrap();
+        symlink(outside.path().join("secret"), inside.path().join("deep/link")).unwrap();
+        symlink("own", inside.path().join("deep/near")).unwrap();
+        let fd = std::fs::File::open(inside.path()).unwrap();
+        let root = Root::handed_over(fd.into(), Path::new("a job's folder")).unwrap();
+        let (mut file, _) = root.open_file("deep/own").unwrap().unwrap();
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut file, &mut text).unwrap();
+        assert_eq!(text, "own");
+        for bad in ["out/secret", "deep/link", "deep/near"] {
+            assert_eq!(root.open_file(bad).err(), Some(Errno::LOOP), "{bad}");
+        }
+        assert_eq!(root.open_file("deep").err(), Some(Errno::INVAL));
+        assert!(root.open_file("deep/none").unwrap().is_none());
+        assert!(root.open_file("none/none").unwrap().is_none());
+        let ours = Root::open(inside.path()).unwrap();
+        assert!(
+            ours.open_file("deep/link").unwrap().is_some(),
+            "a folder of one's own may have links"
+        );
+        let file = std::fs::File::open(inside.path().join("deep/own")).unwrap();
+        let refused = Root::handed_over(file.into(), Path::new("x")).err().unwrap();
+        assert_eq!(refused.code(), Code::NotFound);
     }
 
     #[test]

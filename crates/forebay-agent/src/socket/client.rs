@@ -1,0 +1,114 @@
+//! The client's side of the socket.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use forebay_error::{Code, Error, Result};
+use forebay_tier::status::Status;
+use rustix::fd::BorrowedFd;
+use serde_json::Value;
+
+use super::frame::{ANSWER_BYTES_MAX, Reader, send};
+use super::message::{Answer, Request};
+
+/// For the agent to take a request.
+const SEND_TIME: Duration = Duration::from_secs(10);
+/// For it to answer what it has in memory.
+const ASK_TIME: Duration = Duration::from_secs(30);
+/// For an action: a promotion copies a step.
+const ACT_TIME: Duration = Duration::from_secs(24 * 3600);
+/// For the rest of an answer that has begun.
+const REST_TIME: Duration = Duration::from_secs(60);
+
+/// A connection to an agent.
+pub struct Client {
+    stream: UnixStream,
+    path: PathBuf,
+}
+
+impl Client {
+    /// Connects. Errors: `not_found` where no agent listens; `permission_denied`; I/O.
+    pub fn connect(path: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(path).map_err(|error| {
+            let refused = error.kind() == std::io::ErrorKind::ConnectionRefused;
+            let error = match refused {
+                true => Error::new(Code::NotFound, "no agent listens").with_source(error),
+                false => Error::io("cannot reach an agent", error),
+            };
+            error.at(path.display()).hint("`forebay agent` starts one; agent.socket says where")
+        })?;
+        Ok(Self { stream, path: path.to_owned() })
+    }
+
+    /// How a job stands. Errors: `not_found` for a job that is none; I/O.
+    pub fn status(&mut self, job: Option<&str>) -> Result<Status> {
+        let job = job.map(str::to_owned);
+        self.typed(self.ask(&Request::Status { job }, None, ASK_TIME)?)
+    }
+
+    /// The names of the agent's jobs. Errors: I/O.
+    pub fn jobs(&mut self) -> Result<Vec<String>> {
+        self.typed(self.ask(&Request::Jobs, None, ASK_TIME)?)
+    }
+
+    /// Carries out an action; its outcome. Errors: those of the action; I/O.
+    pub fn act(&mut self, job: Option<&str>, action: &Value) -> Result<Value> {
+        let (job, action) = (job.map(str::to_owned), action.clone());
+        self.ask(&Request::Act { job, action }, None, ACT_TIME)
+    }
+
+    /// Something was saved. Errors: I/O.
+    pub fn wake(&mut self, job: Option<&str>) -> Result<()> {
+        let job = job.map(str::to_owned);
+        self.ask(&Request::Wake { job }, None, ASK_TIME).map(drop)
+    }
+
+    /// Hands a folder over: what is saved there is moved on, whatever becomes of this process. Says where to.
+    ///
+    /// Errors: `usage` for a name that is none; `permission_denied` for a folder of another user; `already_exists` for
+    /// a job of that name; I/O.
+    pub fn track(&mut self, job: &str, folder: BorrowedFd<'_>) -> Result<Value> {
+        let job = job.to_owned();
+        self.ask(&Request::Track { job }, Some(folder), ASK_TIME)
+    }
+
+    /// Stops what [`track`](Self::track) began. Errors: `not_found`; I/O.
+    pub fn untrack(&mut self, job: &str) -> Result<()> {
+        let job = job.to_owned();
+        self.ask(&Request::Untrack { job }, None, ASK_TIME).map(drop)
+    }
+
+    fn ask(&self, request: &Request, fd: Option<BorrowedFd<'_>>, time: Duration) -> Result<Value> {
+        let text = serde_json::to_vec(request).map_err(|error| {
+            Error::new(Code::Internal, "cannot write a request").with_source(error)
+        })?;
+        // Somebody who may not use it is told so before the request is read.
+        let sent = send(&self.stream, &text, fd, SEND_TIME);
+        let frame = Reader::new(&self.stream).next(ANSWER_BYTES_MAX, Some(time), REST_TIME);
+        let frame = match (sent, frame) {
+            (_, Ok(Some(frame))) => frame,
+            (Err(error), _) | (Ok(()), Err(error)) => return Err(error.at(self.path.display())),
+            (Ok(()), Ok(None)) => {
+                let what = "the agent has ended the connection";
+                return Err(Error::new(Code::Io, what).at(self.path.display()));
+            }
+        };
+        match serde_json::from_slice(&frame.text) {
+            Ok(Answer::Ok(value)) => Ok(value),
+            Ok(Answer::Error(refusal)) => Err(refusal.into()),
+            Err(error) => Err(self.strange(error)),
+        }
+    }
+
+    fn typed<T: serde::de::DeserializeOwned>(&self, value: Value) -> Result<T> {
+        serde_json::from_value(value).map_err(|error| self.strange(error))
+    }
+
+    fn strange(&self, error: serde_json::Error) -> Error {
+        Error::new(Code::Unsupported, "the agent's answer is not understood")
+            .with_source(error)
+            .at(self.path.display())
+            .hint("agent and client should be of one version")
+    }
+}

@@ -26,6 +26,7 @@ use std::path::Path;
 
 use forebay_error::{Code, Error, Result};
 use forebay_format::safetensors::METADATA_KEY;
+use forebay_format::{AtomicFile, clean_stale_temps};
 use forebay_tensor::Dtype;
 
 pub(crate) use cast::cast;
@@ -225,6 +226,19 @@ fn refuse_existing(to: &Path) -> Result<()> {
 }
 
 /// Objects whose names are selected and cannot be written to a format of tensors alone.
+/// A file to export to. What exports left in its folder that were killed goes first: they reserve all of their space.
+fn new_file(to: &Path) -> Result<AtomicFile> {
+    let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match clean_stale_temps(folder.unwrap_or(Path::new("."))) {
+        Ok(removed) => removed.iter().for_each(|path| {
+            tracing::info!(path = %path.display(), "removed what a killed writer left");
+        }),
+        // A folder that may be written and not read. Creating the file says if there is more to it.
+        Err(error) => tracing::debug!(%error, "what killed writers left is not looked for"),
+    }
+    AtomicFile::create(to)
+}
+
 fn objects_left_out(source: &Source, options: &Options<'_>) -> Vec<(String, String)> {
     let tensors: HashSet<&str> = source.tensors.iter().map(|info| info.name.as_str()).collect();
     let names: Vec<String> = match source.checkpoint() {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use forebay_error::{Code, Error, Result};
 use forebay_format::safetensors::{SaveLayout, TensorSpec, layout};
-use forebay_format::{AtomicFile, ModelSave, shown};
+use forebay_format::{ModelSave, shown};
 use forebay_tensor::{Dtype, byte_len};
 
 use super::stream::{Sink, stream};
@@ -45,7 +45,7 @@ pub(super) fn write(
     let order = items.reading_order(source, written);
     if to.extension().is_some_and(|extension| extension == "safetensors") {
         let plan = layout(&specs, Some(&metadata))?;
-        let file = AtomicFile::create(to)?;
+        let file = super::new_file(to)?;
         file.preallocate(plan.total)?;
         write_at(file.file(), &plan.header, 0, to)?;
         let mut targets = Targets::default();

@@ -13,7 +13,7 @@ use forebay_format::crc::{crc32, crc32_join};
 use forebay_format::dcp::TorchDtype;
 use forebay_format::pickle::{Options as PickleOptions, parse};
 use forebay_format::torch_zip::Archive;
-use forebay_format::{AtomicFile, dcp};
+use forebay_format::dcp;
 use forebay_tensor::{Dtype, byte_len};
 
 use super::safetensors::write_at;
@@ -51,7 +51,7 @@ pub(super) fn write(
         let what = format!("{} tensors are too many for one file", items.0.len());
         return Err(Error::new(Code::Unsupported, what));
     }
-    let file = AtomicFile::create(to)?;
+    let file = super::new_file(to)?;
     let dtypes = items.0.iter().map(|item| (item.tensor, item.dtype)).collect();
     let order = items.reading_order(source, stored);
     let parts = {

@@ -257,6 +257,57 @@ fn tensors_of_many_batches_arrive_whole() {
     assert!(report["verified"].to_string().contains("CRC-32"), "{report}");
 }
 
+/// Temporary files in a folder.
+fn temporaries(folder: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name());
+    let names = names.map(|name| name.into_string().unwrap());
+    names.filter(|name| name.starts_with(".forebay-tmp-")).collect()
+}
+
+/// Kills an export as soon as its temporary file is there; whether it was in time.
+fn kill_export(from: &Path, to: &Path) -> bool {
+    let folder = to.parent().unwrap();
+    let before = temporaries(folder);
+    let mut command = forebay();
+    let mut child = command.args(["ckpt", "export"]).arg(from).arg("--to").arg(to).spawn().unwrap();
+    while child.try_wait().unwrap().is_none() {
+        if temporaries(folder).iter().any(|name| !before.contains(name)) {
+            child.kill().unwrap();
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    !child.wait().unwrap().success()
+}
+
+#[test]
+fn what_killed_exports_left_goes_with_the_next_to_that_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = folder.path().join("from.safetensors");
+    crate::util::write(&from, &[crate::util::bytes("w", &[64, 1 << 20], 3)], &[]);
+    for name in ["out.pt", "out.safetensors"] {
+        let out = folder.path().join(name.replace('.', "-"));
+        std::fs::create_dir(&out).unwrap();
+        let to = out.join(name);
+        // One that is quicker than the look at its folder leaves nothing.
+        for _ in 0..2 {
+            assert!((0..50).any(|_| {
+                let _ = std::fs::remove_file(&to);
+                kill_export(&from, &to)
+            }));
+            assert!(!to.exists());
+            assert_eq!(temporaries(&out).len(), 1, "the second removes what the first left");
+        }
+        // Of a writer that lives: a process of this machine, this one.
+        let theirs = forebay_format::AtomicFile::create(&to).unwrap();
+        assert_eq!(temporaries(&out).len(), 2);
+        export(&from, &out.join(format!("other-{name}")), &[]);
+        assert_eq!(temporaries(&out).len(), 1);
+        drop(theirs);
+        assert!(temporaries(&out).is_empty());
+    }
+}
+
 #[test]
 fn diff_tells_what_is_different() {
     let folder = tempfile::tempdir().unwrap();

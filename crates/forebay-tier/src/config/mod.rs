@@ -129,6 +129,8 @@ pub enum IoPriority {
 pub struct AgentConfig {
     /// The Unix socket for processes of this machine.
     pub socket: PathBuf,
+    /// Users, by number, who may use the socket besides root and the agent's own.
+    pub socket_users: Vec<u32>,
     /// `HOST:PORT` for others; nobody listens there where `None`.
     pub listen: Option<String>,
     /// A file with the token that lets others look.
@@ -341,11 +343,19 @@ impl Moving {
     }
 }
 
+/// `1000, 1001`
+fn users(text: &str) -> Result<Vec<u32>, String> {
+    let numbers = text.split(',').map(str::trim).filter(|number| !number.is_empty());
+    let numbers: Result<_, _> = numbers.map(str::parse).collect();
+    numbers.map_err(|_| "not numbers of users, as in \"1000, 1001\"".to_owned())
+}
+
 impl AgentConfig {
     fn read(mut section: Section<'_, '_>) -> Result<Self> {
         let socket = Self::default().socket;
         let read = Self {
             socket: section.path("socket", Some(&socket))?.unwrap_or(socket),
+            socket_users: section.word("socket_users", "", users)?.unwrap_or_default(),
             listen: section.text("listen")?,
             token_file: section.path("token_file", None)?,
             tls_certificate: section.path("tls_certificate", None)?,
@@ -366,6 +376,7 @@ impl Default for AgentConfig {
             own.map_or(PathBuf::from("/run/forebay"), |own| Path::new(&own).join("forebay"));
         Self {
             socket: folder.join("agent.sock"),
+            socket_users: Vec::new(),
             listen: None,
             token_file: None,
             tls_certificate: None,

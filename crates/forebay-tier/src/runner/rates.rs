@@ -26,8 +26,12 @@ impl Rate {
             self.samples.pop_front();
         }
         let Some((at, first)) = self.samples.front() else { return 0.0 };
-        let seconds = now.duration_since(*at).as_secs_f64();
-        if seconds <= 0.0 { 0.0 } else { count.saturating_sub(*first) as f64 / seconds }
+        let time = now.duration_since(*at);
+        // Of less time than between two samples a part or two would look like a flood.
+        match time < SAMPLE {
+            true => 0.0,
+            false => count.saturating_sub(*first) as f64 / time.as_secs_f64(),
+        }
     }
 }
 

@@ -1,0 +1,144 @@
+//! What stays and what goes.
+
+use std::sync::Arc;
+
+use forebay_checkpoint::commit::{Hold, Marks, numbers};
+use forebay_error::Code;
+use forebay_store::{MemoryStore, Store};
+use forebay_tier::runner::{Action, Admitted};
+use forebay_tier::status::{CopyState, Health};
+
+use crate::setup::{LONG, config, save_all, settle, start, tables, tier, until};
+use crate::world::{data_bytes, files, root, source};
+
+fn memory() -> Arc<dyn Store> {
+    Arc::new(MemoryStore::new())
+}
+
+fn steps(store: &Arc<dyn Store>) -> Vec<u64> {
+    let all = numbers(&root(Arc::clone(store))).unwrap();
+    all.into_iter().filter(|step| !files(&**store, *step).is_empty()).collect()
+}
+
+#[test]
+fn old_steps_leave_the_first_tier_once_they_are_elsewhere_and_pins_and_holds_stay() {
+    let (near, far) = (memory(), memory());
+    save_all(&near, &[1, 2, 3, 4, 5]);
+    let held = Hold { step: 2, who: "law".to_owned(), unix: 0, why: None };
+    // Each mark is on one tier alone: all of them count everywhere.
+    Marks::hold(&root(Arc::clone(&far)), &held).unwrap();
+    let text = tables(&["near", "far"]).replacen("place", "keep_last = 1\nplace", 1);
+    let log = tempfile::tempdir().unwrap();
+    let path = log.path().join("audit.log");
+    let text = format!("{text}[tiers]\ngrace = 0\naudit_log = \"{}\"\n", path.display());
+    let runner = start(&config(&text), &[Arc::clone(&near), Arc::clone(&far)]);
+    until(&runner, "seen", |status| status.steps.len() == 5);
+    let pin = Action::Pin { step: 3, name: "best".to_owned() };
+    runner.act(&pin, "me").unwrap();
+    settle(&runner);
+    until(&runner, "removed", |_| steps(&near) == [2, 3, 5]);
+    assert_eq!(steps(&far), [1, 2, 3, 4, 5]);
+    let status = runner.status();
+    assert_eq!(status.steps[2].pins, ["best"]);
+    assert!(status.steps[1].held && !status.steps[2].held);
+    assert_eq!(status.steps[0].copies, [CopyState::Absent, CopyState::Committed]);
+    runner.act(&Action::Release { step: 2 }, "me").unwrap();
+    runner.act(&Action::Unpin { name: "best".to_owned() }, "me").unwrap();
+    until(&runner, "released", |_| steps(&near) == [5]);
+    let mut events = Vec::new();
+    let read = |record: &forebay_tier::audit_log::Record| {
+        events.push((record.event.what.clone(), record.event.step, record.event.who.clone()));
+        Ok(())
+    };
+    forebay_tier::audit_log::verify(&path, None, read).unwrap();
+    let has =
+        |what: &str, step| events.iter().any(|event| event.0 == what && event.1 == Some(step));
+    for step in [1, 2, 3, 4] {
+        assert!(has("remove", step), "{events:?}");
+    }
+    assert!(has("pin", 3) && has("release", 2) && !has("remove", 5));
+    assert!(events.iter().any(|event| event.0 == "pin" && event.2 == "me"));
+}
+
+#[test]
+fn nothing_leaves_the_first_tier_before_it_is_elsewhere() {
+    let (near, far) = (memory(), memory());
+    save_all(&near, &[1, 2, 3]);
+    let text = tables(&["near", "far"]).replacen("place", "keep_last = 1\nplace", 1);
+    let runner = start(&config(&text), &[Arc::clone(&near), Arc::clone(&far)]);
+    runner.act(&Action::Pause { tier: None }, "test").unwrap();
+    let prune = runner.act(&Action::Prune { dry_run: true }, "test").unwrap();
+    assert!(prune.removed.is_empty());
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(steps(&near), [1, 2, 3]);
+    // A copy whose files are not all there does not count, whatever its `.metadata` says.
+    runner.act(&Action::Resume { tier: None }, "test").unwrap();
+    settle(&runner);
+    until(&runner, "removed", |_| steps(&near) == [3]);
+}
+
+#[test]
+fn a_copy_that_lacks_a_file_is_no_reason_to_remove_the_other() {
+    let (near, far) = (memory(), memory());
+    save_all(&near, &[1, 2]);
+    let plain = config(&tables(&["near", "far"]));
+    let runner = start(&plain, &[Arc::clone(&near), Arc::clone(&far)]);
+    settle(&runner);
+    runner.stop();
+    let lost = files(&*far, 1).into_keys().find(|key| key.ends_with(".distcp")).unwrap();
+    far.remove(&lost).unwrap();
+    let text = tables(&["near", "far"]).replacen("place", "keep_last = 1\nplace", 1);
+    let runner = start(&config(&text), &[Arc::clone(&near), Arc::clone(&far)]);
+    until(&runner, "seen", |status| status.steps.len() == 2);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!(steps(&near), [1, 2]);
+}
+
+#[test]
+fn a_full_first_tier_makes_room_waits_or_skips() {
+    let bytes = data_bytes(&source());
+    let (near, far) = (memory(), memory());
+    save_all(&near, &[1, 2]);
+    let room = |backlog: &str| {
+        let capacity = format!("capacity = {}\nplace", bytes * 5 / 2);
+        let tables = tables(&["near", "far"]).replacen("place", &capacity, 1);
+        config(&format!("{tables}[tiers]\ngrace = 0\nbacklog = \"{backlog}\"\n"))
+    };
+    let stores = [Arc::clone(&near), Arc::clone(&far)];
+    let runner = start(&room("skip"), &stores);
+    runner.act(&Action::Pause { tier: None }, "test").unwrap();
+    let status = until(&runner, "full", |status| tier(status, "near").health == Health::Full);
+    assert_eq!(tier(&status, "near").capacity_bytes, Some(bytes * 5 / 2));
+    assert_eq!(runner.admit(bytes, LONG).unwrap(), Admitted::Skip);
+    assert_eq!(runner.admit(bytes / 4, LONG).unwrap(), Admitted::Save(0));
+    runner.stop();
+    let runner = start(&room("wait"), &stores);
+    runner.act(&Action::Pause { tier: None }, "test").unwrap();
+    until(&runner, "full", |status| tier(status, "near").health == Health::Full);
+    let soon = std::time::Duration::from_millis(200);
+    assert_eq!(runner.admit(bytes, soon).unwrap_err().code(), Code::Timeout);
+    assert_eq!(runner.admit(bytes * 3, soon).unwrap_err().code(), Code::NoSpace);
+    std::thread::scope(|scope| {
+        let admitted = scope.spawn(|| runner.admit(bytes, LONG));
+        std::thread::sleep(soon);
+        assert!(!admitted.is_finished());
+        // Once a step has been moved on, it is taken away for the save.
+        runner.act(&Action::Resume { tier: None }, "test").unwrap();
+        assert_eq!(admitted.join().unwrap().unwrap(), Admitted::Save(0));
+    });
+    assert_eq!(steps(&near), [2]);
+    assert_eq!(steps(&far), [1, 2]);
+    until(&runner, "well again", |status| tier(status, "near").health != Health::Full);
+}
+
+#[test]
+fn saves_go_straight_to_the_next_tier_where_that_is_configured() {
+    let bytes = data_bytes(&source());
+    let (near, far) = (memory(), memory());
+    let capacity = format!("capacity = {}\nplace", bytes / 2);
+    let tables = tables(&["near", "far"]).replacen("place", &capacity, 1);
+    let text = format!("{tables}[tiers]\nbacklog = \"straight\"\n");
+    let runner = start(&config(&text), &[near, far]);
+    assert_eq!(runner.admit(bytes, LONG).unwrap(), Admitted::Save(1));
+    assert_eq!(runner.admit(bytes / 4, LONG).unwrap(), Admitted::Save(0));
+}

@@ -1,0 +1,13 @@
+//! The runner: tiers that drain, keep what they must, fail and heal.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
+
+mod acts;
+mod drain;
+mod heal;
+mod keep;
+mod servers;
+mod setup;
+#[allow(dead_code, reason = "shared with the tests of hops")]
+#[path = "../hop/world.rs"]
+mod world;

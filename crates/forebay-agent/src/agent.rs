@@ -23,13 +23,12 @@ const BLOCKING_THREADS: usize = 8;
 const STOP_TIME: Duration = Duration::from_secs(2);
 
 /// A running agent. Dropping it stops it.
-pub struct Agent {
+pub(crate) struct Agent {
     runtime: Option<Runtime>,
     end: watch::Sender<bool>,
     sampler: Option<JoinHandle<()>>,
     stopping: Arc<Stopping>,
     http: Option<SocketAddr>,
-    counts: Arc<Counts>,
 }
 
 #[derive(Default)]
@@ -58,14 +57,8 @@ impl Agent {
             .build()
             .map_err(|error| Error::io("cannot start threads", error))?;
         let (end, ended) = watch::channel(false);
-        let mut agent = Self {
-            runtime: None,
-            end,
-            sampler: None,
-            stopping: Arc::default(),
-            http: None,
-            counts: Arc::clone(&counts),
-        };
+        let mut agent =
+            Self { runtime: None, end, sampler: None, stopping: Arc::default(), http: None };
         if let Some(path) = &settings.socket {
             let users = &settings.socket_users;
             let socket =
@@ -87,12 +80,8 @@ impl Agent {
     }
 
     /// Where HTTP listens, if it does: with the port that the system chose for port 0.
-    pub fn http(&self) -> Option<SocketAddr> {
+    pub(crate) fn http(&self) -> Option<SocketAddr> {
         self.http
-    }
-
-    pub(crate) fn counts(&self) -> &Arc<Counts> {
-        &self.counts
     }
 
     /// Ends: no new requests, those under way get two seconds.

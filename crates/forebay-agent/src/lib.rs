@@ -7,17 +7,20 @@ pub mod metrics;
 mod notify;
 mod page;
 mod secret;
+mod service;
 mod session;
 mod settings;
 mod socket;
 #[cfg(test)]
 mod testing;
+pub mod trace;
+mod track;
 pub mod words;
 mod work;
 
-pub use agent::Agent;
 pub use job::{CONFIGURED, JOBS_MAX, Job, Jobs};
+pub use metrics::Counts;
 pub use notify::notify;
-pub use settings::Settings;
+pub use service::{Service, check};
 pub use socket::client::Client;
 pub use work::Work;

@@ -13,23 +13,21 @@ use crate::secret::{Secret, read_private, read_public};
 
 /// As configured.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub(crate) struct Settings {
     /// Unix socket for local processes.
-    pub socket: Option<PathBuf>,
+    pub(crate) socket: Option<PathBuf>,
     /// Users besides this one and root who may use the socket, by number.
-    pub socket_users: Vec<u32>,
+    pub(crate) socket_users: Vec<u32>,
     /// Address for HTTP.
-    pub listen: Option<SocketAddr>,
+    pub(crate) listen: Option<SocketAddr>,
     /// File with the token for reading; needed wherever the address is not loopback.
-    pub token_file: Option<PathBuf>,
+    pub(crate) token_file: Option<PathBuf>,
     /// File with the token for actions; without it there are none by HTTP.
-    pub action_token_file: Option<PathBuf>,
+    pub(crate) action_token_file: Option<PathBuf>,
     /// PEM: the certificate and those between it and the root.
-    pub tls_certificate: Option<PathBuf>,
+    pub(crate) tls_certificate: Option<PathBuf>,
     /// PEM: its private key.
-    pub tls_key: Option<PathBuf>,
-    /// Base URL of a collector for traces, as in `http://localhost:4318`.
-    pub otlp_endpoint: Option<String>,
+    pub(crate) tls_key: Option<PathBuf>,
 }
 
 /// What holds for an HTTP listener.

@@ -277,9 +277,7 @@ async fn carry_out(site: &Arc<Site>, mut action: Value) -> Result<Value> {
     let name = action.as_object_mut().and_then(|action| action.remove("job"));
     let name = name.as_ref().and_then(Value::as_str).map(str::to_owned);
     let site = Arc::clone(site);
-    let span = tracing::info_span!("http action");
     work(move || {
-        let _entered = span.enter();
         let job: Arc<Job> = site.jobs.find(name.as_deref())?;
         let done = job.act(&action, "http");
         let word = action.get("action").and_then(Value::as_str).unwrap_or_default();

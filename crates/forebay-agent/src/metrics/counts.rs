@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Since the start.
 #[derive(Default)]
-pub(crate) struct Counts {
+pub struct Counts {
     /// By route and status.
     answers: Mutex<BTreeMap<(&'static str, u16), u64>>,
     /// By kind of request.

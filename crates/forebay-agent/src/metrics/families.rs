@@ -120,6 +120,13 @@ pub const FAMILIES: &[Family] = &[
         |s, _, to| tiers(s, to, |tier| tier.capacity_bytes.map(|bytes| bytes as f64)),
     ),
     job(
+        "forebay_tier_free_bytes",
+        Gauge,
+        &["tier"],
+        "Bytes free in the tier's file system",
+        |s, _, to| tiers(s, to, |tier| tier.free_bytes.map(|bytes| bytes as f64)),
+    ),
+    job(
         "forebay_tier_committed_steps",
         Gauge,
         &["tier"],

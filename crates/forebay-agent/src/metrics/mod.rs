@@ -12,7 +12,7 @@ use std::fmt::Write;
 use forebay_tier::status::Status;
 
 use crate::job::Job;
-pub(crate) use counts::Counts;
+pub use counts::Counts;
 pub use families::FAMILIES;
 
 /// What kind a metric is.

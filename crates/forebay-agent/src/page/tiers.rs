@@ -47,6 +47,9 @@ fn fill(html: &mut Html, tier: &TierStatus) {
         Some(capacity) => html.text(format_args!(" of {}", words::bytes(capacity))),
         None => html.text(" used"),
     };
+    if let Some(free) = tier.free_bytes {
+        html.text(format_args!(", {} free", words::bytes(free)));
+    }
     let steps = words::count(tier.committed, "checkpoint");
     html.element("span", &[("class", &"right")], steps).close("p");
     if let Some(capacity) = tier.capacity_bytes.filter(|&capacity| capacity > 0) {

@@ -1,0 +1,137 @@
+//! From a configuration to a running agent: the mover of the configured tiers, those of folders that clients hand over,
+//! and what listens.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::Arc;
+
+use forebay_error::{Code, Error, Result};
+use forebay_tier::config::Config;
+use forebay_tier::runner::{Action, Runner, Tiers};
+use forebay_tier::status::Status;
+use serde_json::Value;
+
+use crate::agent::Agent;
+use crate::job::{CONFIGURED, Jobs};
+use crate::metrics::Counts;
+use crate::settings::Settings;
+use crate::track::Trackers;
+use crate::work::Work;
+
+impl Work for Runner {
+    fn status(&self) -> Status {
+        Runner::status(self)
+    }
+
+    fn wake(&self) {
+        Runner::wake(self);
+    }
+
+    fn act(&self, action: &Value, who: &str) -> Result<Value> {
+        // Without the source: it could quote what was sent.
+        let action: Action = serde_json::from_value(action.clone()).map_err(|error| {
+            Error::new(Code::Usage, format!("no such action: {error}"))
+                .hint(r#"as in {"action": "pin", "step": 100, "name": "best"}"#)
+        })?;
+        let outcome = Runner::act(self, &action, who)?;
+        serde_json::to_value(outcome).map_err(|error| {
+            Error::new(Code::Internal, "cannot write the outcome as JSON").with_source(error)
+        })
+    }
+}
+
+/// A running agent with its movers. Dropping it stops all.
+pub struct Service {
+    // Dropped first: no requests to what has stopped.
+    agent: Option<Agent>,
+    trackers: Arc<Trackers>,
+    runner: Arc<Runner>,
+}
+
+impl Service {
+    /// Starts. `counts` are shown in the metrics; [`crate::Counts`] of the log's exporter among them.
+    ///
+    /// Errors: those of the tiers, of the settings, of what is bound.
+    pub fn start(config: &Config, counts: Arc<Counts>) -> Result<Self> {
+        let settings = settings(config)?;
+        settings.check_http()?;
+        let tiers = Tiers::open(config)?;
+        let jobs = Arc::new(Jobs::default());
+        let trackers = Arc::new(Trackers::new(config.clone(), Arc::clone(&jobs)));
+        // The socket first: where another agent has it, nothing is to move twice.
+        let tracker = Arc::clone(&trackers);
+        let agent = Agent::start(&settings, Arc::clone(&jobs), counts, tracker)?;
+        let runner = Arc::new(Runner::start(tiers)?);
+        jobs.add(CONFIGURED, Arc::clone(&runner) as Arc<dyn Work>)?;
+        Ok(Self { agent: Some(agent), trackers, runner })
+    }
+
+    /// Where HTTP listens, if it does.
+    pub fn http(&self) -> Option<SocketAddr> {
+        self.agent.as_ref().and_then(Agent::http)
+    }
+
+    /// Ends: requests, then transfers, each within one part. What was moved stays, the rest goes on at the next start.
+    pub fn stop(&mut self) {
+        self.agent = None;
+        std::thread::scope(|scope| {
+            scope.spawn(|| self.trackers.stop());
+            self.runner.stop();
+        });
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Reads everything that a start would read, and starts nothing. Errors: those that a start would give.
+pub fn check(config: &Config) -> Result<()> {
+    settings(config)?.check_http()?;
+    Tiers::open(config).map(drop)
+}
+
+/// What the configuration says about listening.
+fn settings(config: &Config) -> Result<Settings> {
+    let agent = &config.agent;
+    let listen = agent.listen.as_deref().map(address).transpose()?;
+    Ok(Settings {
+        socket: Some(agent.socket.clone()),
+        socket_users: agent.socket_users.clone(),
+        listen,
+        token_file: agent.token_file.clone(),
+        action_token_file: agent.action_token_file.clone(),
+        tls_certificate: agent.tls_certificate.clone(),
+        tls_key: agent.tls_key.clone(),
+    })
+}
+
+/// `HOST:PORT`, or `:PORT` on loopback.
+fn address(text: &str) -> Result<SocketAddr> {
+    let full = match text.strip_prefix(':') {
+        Some(port) => format!("127.0.0.1:{port}"),
+        None => text.to_owned(),
+    };
+    let unusable = |why: String| {
+        Error::new(Code::Usage, format!("no address to listen on: {why}"))
+            .at(format!("agent.listen = {text:?}"))
+            .hint("as in 127.0.0.1:9464")
+    };
+    let mut found = full.to_socket_addrs().map_err(|error| unusable(error.to_string()))?;
+    found.next().ok_or_else(|| unusable("the name has none".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_have_a_port() {
+        assert_eq!(address(":9464").unwrap(), "127.0.0.1:9464".parse().unwrap());
+        assert_eq!(address("[::1]:80").unwrap(), "[::1]:80".parse().unwrap());
+        for bad in ["", "127.0.0.1", "127.0.0.1:99999", "9464"] {
+            assert_eq!(address(bad).unwrap_err().code(), Code::Usage, "{bad}");
+        }
+    }
+}

@@ -52,6 +52,27 @@ pub(crate) fn rate(gb_per_s: f64) -> String {
     format!("{gb_per_s:.digits$} GB/s")
 }
 
+/// `2026-11-30 12:16:42 UTC`, of seconds since 1970; `None` past the year 9999.
+pub(crate) fn utc(seconds: u64) -> Option<String> {
+    /// Days of 400 years, after which the calendar repeats.
+    const ERA_DAYS: u64 = 146_097;
+    /// From the first of March of the year 0, where years start here so that leap days come last, to 1970.
+    const EPOCH_DAYS: u64 = 719_468;
+    let days = seconds / 86_400 + EPOCH_DAYS;
+    let (era, day) = (days / ERA_DAYS, days % ERA_DAYS);
+    // Without the leap days before it: every 4 years, not every 100, every 400.
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    // Months from March on have 31, 30, 31, 30, 31 days, over and over.
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    (year <= 9999)
+        .then(|| format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC"))
+}
+
 /// `12.3 s` or `45.6 ms`
 pub(crate) fn seconds(seconds: f64) -> String {
     match seconds {
@@ -79,6 +100,24 @@ pub(crate) fn ms_per_gb(cpu_seconds: f64, bytes: u64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn seconds_are_dates() {
+        // As `date -u -d @N` has them.
+        for (seconds, date) in [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59:59 UTC"),
+            (951_782_400, "2000-02-29 00:00:00 UTC"),
+            (1_709_251_199, "2024-02-29 23:59:59 UTC"),
+            (1_796_041_002, "2026-11-30 12:16:42 UTC"),
+            (4_107_542_400, "2100-03-01 00:00:00 UTC"),
+            (253_402_300_799, "9999-12-31 23:59:59 UTC"),
+        ] {
+            assert_eq!(utc(seconds).as_deref(), Some(date));
+        }
+        assert_eq!(utc(253_402_300_800), None);
+        assert_eq!(utc(u64::MAX), None);
+    }
 
     #[test]
     fn sizes_are_read() {

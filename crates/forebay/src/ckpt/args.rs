@@ -17,6 +17,22 @@ job has committed. A link to a folder is no step.
 
 Exit codes: 0 done; 1 the data or the system is at fault; 2 wrong usage.";
 
+const LIST: &str = "\
+ROOT is the folder that holds the steps (`step-100`, `step-200`, ...).
+
+RANKS of a commit is how many ranks saved it. Of an attempt that is no commit, `2/4` says that 2
+of its 4 ranks had contributed their parts; `?` where nothing tells how many it should have been.
+STATE is `committed`, `pending` (may be under way), `dead`, `replaced` (by a later save of the
+step), `removed` (its files go when the grace time is over) or `lost` (it was committed, and its
+`.metadata` is missing). AGE is by the clock of the storage.
+
+The latest step is the last commit of the job that claimed ROOT last, or of the steps that it
+went on from; so is what a restore of the latest takes. Steps without records (copied without
+`.forebay`, or written by other programs) are of no job: they count, by their numbers, where no
+job has committed. A link to a folder is no step.
+
+Exit codes: 0 done; 1 the data or the system is at fault; 2 wrong usage.";
+
 const ONE_STEP: &str = "\
 PATH is the folder of one step, any folder with a `.metadata` in it, or a root of steps: then
 the latest step is meant, or the one that --step names.
@@ -67,7 +83,7 @@ Exit codes: 0 done; 1 something could not be removed, or the system is at fault;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Ckpt {
     /// Show what steps there are: committed, pending and dead, with age, size, ranks
-    List(RootArgs),
+    List(ListArgs),
     /// Print the number of the newest step that can be restored
     Latest(RootArgs),
     /// Show what a step holds: who wrote it, files, tensors, objects, warnings
@@ -89,6 +105,14 @@ pub(crate) enum Ckpt {
 #[derive(Debug, Args)]
 #[command(after_help = STEPS)]
 pub(crate) struct RootArgs {
+    /// The folder that holds the steps
+    #[arg(value_name = "ROOT")]
+    pub(crate) root: PathBuf,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = LIST)]
+pub(crate) struct ListArgs {
     /// The folder that holds the steps
     #[arg(value_name = "ROOT")]
     pub(crate) root: PathBuf,

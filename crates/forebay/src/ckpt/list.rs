@@ -17,7 +17,7 @@ use forebay_checkpoint::commit::{
 use forebay_error::{Code, Result};
 use serde::Serialize;
 
-use super::args::RootArgs;
+use super::args::{ListArgs, RootArgs};
 use super::table::{self, Side};
 use super::{Outcome, age, place};
 use crate::console::{Console, clean};
@@ -78,7 +78,7 @@ pub(super) fn states(root: &Root) -> Result<Vec<StepState>> {
 }
 
 /// Runs `list`.
-pub(super) fn list(args: &RootArgs, console: &Console) -> Result<Outcome> {
+pub(super) fn list(args: &ListArgs, console: &Console) -> Result<Outcome> {
     let root = place::root(&args.root)?;
     let states = states(&root)?;
     for name in place::links(&args.root) {

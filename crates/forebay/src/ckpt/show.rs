@@ -2,10 +2,12 @@
 //! which are small; `forebay inspect` lists every tensor.
 //!
 //! JSON: `{"path", "step", "origin", "info", "files": [{"name", "bytes"}], "tensors": {"count", "bytes", "chunks",
-//! "dtypes": {dtype: {"count", "bytes"}}, "largest": [{"name", "dtype", "shape", "bytes"}]}, "objects": [{"name",
-//! "type", "value" | "opaque" | "error"}], "side_files", "attributes", "warnings"}`. `info` is what the writer said
-//! of the save: of Forebay the attempt, run, epoch, step, parent step, ranks and versions; of torch `version` and
-//! `save_id`. `bytes` of a file is null where the format does not say and the file is not there.
+//! "dtypes": {dtype: {"count", "bytes"}}, "largest": [name], "all": [{"name", "dtype", "shape", "bytes", "chunks"}]},
+//! "objects": [{"name", "type", "value" | "opaque" | "error"}], "side_files", "attributes", "warnings"}`. `info` is
+//! what the writer said of the save: of Forebay the attempt, run, epoch, step, parent step, ranks, versions, and when
+//! it was committed (`created`, in seconds; people get a date); of torch `version` and `save_id`. `all` has the tensors
+//! in the order of the metadata, `largest` five names of them. `bytes` of a file is null where the format does not say
+//! and the file is not there.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -24,7 +26,7 @@ use super::args::StepArgs;
 use super::verify::origin_name;
 use super::{Outcome, place};
 use crate::console::{Console, clean};
-use crate::units::{count, decimal};
+use crate::units::{count, decimal, utc};
 
 /// Tensors that are named.
 const LARGEST: usize = 5;
@@ -59,7 +61,8 @@ struct Tensors {
     bytes: u64,
     chunks: usize,
     dtypes: BTreeMap<&'static str, Sum>,
-    largest: Vec<TensorRow>,
+    largest: Vec<String>,
+    all: Vec<TensorRow>,
 }
 
 #[derive(Default, Serialize)]
@@ -74,6 +77,7 @@ struct TensorRow {
     dtype: &'static str,
     shape: Vec<u64>,
     bytes: u64,
+    chunks: usize,
 }
 
 #[derive(Default, Serialize)]
@@ -139,7 +143,6 @@ fn files(checkpoint: &Checkpoint, folder: &Path) -> Vec<FileRow> {
 
 fn tensors(entries: &[Entry]) -> Result<Tensors> {
     let mut tensors = Tensors::default();
-    let mut all = Vec::new();
     for entry in entries {
         let Kind::Tensor { dtype, shape, chunks } = &entry.kind else { continue };
         let bytes = byte_len(*dtype, shape)?;
@@ -149,14 +152,26 @@ fn tensors(entries: &[Entry]) -> Result<Tensors> {
         let sum = tensors.dtypes.entry(dtype.name()).or_default();
         sum.count += 1;
         sum.bytes = sum.bytes.saturating_add(bytes);
-        all.push((bytes, entry.name.as_str(), *dtype, shape));
+        let (name, dtype, shape) = (entry.name.clone(), dtype.name(), shape.clone());
+        tensors.all.push(TensorRow { name, dtype, shape, bytes, chunks: chunks.len() });
     }
-    all.sort_by(|a, b| b.0.cmp(&a.0).then(a.1.cmp(b.1)));
-    let row = |&(bytes, name, dtype, shape): &(u64, &str, forebay_tensor::Dtype, &Vec<u64>)| {
-        TensorRow { name: name.to_owned(), dtype: dtype.name(), shape: shape.clone(), bytes }
-    };
-    tensors.largest = all.iter().take(LARGEST).map(row).collect();
+    tensors.largest = largest(&tensors.all).iter().map(|row| row.name.clone()).collect();
     Ok(tensors)
+}
+
+/// The largest few, the largest first.
+fn largest(all: &[TensorRow]) -> Vec<&TensorRow> {
+    let mut rows: Vec<&TensorRow> = all.iter().collect();
+    rows.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
+    rows.truncate(LARGEST);
+    rows
+}
+
+/// A time as it is stored, `SECONDS s after 1970-01-01 UTC`, as a date; anything else as it is.
+fn date(stored: &str) -> String {
+    let seconds = stored.split_once(' ').filter(|(_, unit)| *unit == "s after 1970-01-01 UTC");
+    let seconds = seconds.and_then(|(seconds, _)| seconds.parse().ok());
+    seconds.and_then(utc).unwrap_or_else(|| stored.to_owned())
 }
 
 fn objects(checkpoint: &Checkpoint) -> Vec<ObjectRow> {
@@ -197,6 +212,9 @@ fn print(out: &mut dyn std::io::Write, report: &Report) -> std::io::Result<()> {
     for (key, value) in report.info.as_object().into_iter().flatten() {
         match value {
             Value::Null => {}
+            Value::String(text) if key == "created" => {
+                writeln!(out, "  created: {}", clean(&date(text)))?;
+            }
             Value::String(text) => writeln!(out, "  {}: {}", clean(key), clean(text))?,
             other => writeln!(out, "  {}: {other}", clean(key))?,
         }
@@ -213,9 +231,9 @@ fn print(out: &mut dyn std::io::Write, report: &Report) -> std::io::Result<()> {
         writeln!(out, "  {dtype}: {}, {}", count(sum.count, "tensor"), decimal(sum.bytes))?;
     }
     if tensors.count > tensors.largest.len() {
-        writeln!(out, "the largest of them (`forebay inspect` lists all):")?;
+        writeln!(out, "the largest of them (--json has all):")?;
     }
-    for row in &tensors.largest {
+    for row in largest(&tensors.all) {
         let (name, dtype, bytes) = (clean(&row.name), row.dtype, decimal(row.bytes));
         writeln!(out, "  {name}  {dtype}  {:?}  {bytes}", row.shape)?;
     }

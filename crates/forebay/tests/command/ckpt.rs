@@ -134,7 +134,12 @@ fn show_tells_who_wrote_a_step_and_what_is_in_it() {
         assert_eq!(shown["origin"], "forebay");
         assert_eq!(shown["tensors"]["count"], 9);
         assert_eq!(shown["tensors"]["dtypes"]["BF16"]["bytes"], 300 * 129 * 2);
-        assert_eq!(shown["tensors"]["largest"][0]["name"], "model.embed.weight");
+        assert_eq!(shown["tensors"]["largest"][0], "model.embed.weight");
+        assert_eq!(shown["tensors"]["largest"].as_array().unwrap().len(), 5);
+        let all = shown["tensors"]["all"].as_array().unwrap();
+        let sum = |key: &str| all.iter().map(|row| row[key].as_u64().unwrap()).sum::<u64>();
+        assert_eq!((all.len(), sum("bytes")), (9, shown["tensors"]["bytes"].as_u64().unwrap()));
+        assert_eq!(sum("chunks"), shown["tensors"]["chunks"].as_u64().unwrap());
         assert_eq!(shown["side_files"], json!(["notes.txt"]));
         let objects = shown["objects"].as_array().unwrap();
         let object = |name: &str| objects.iter().find(|row| row["name"] == name).unwrap();
@@ -144,6 +149,8 @@ fn show_tells_who_wrote_a_step_and_what_is_in_it() {
     let step = folder.path().join("step-100");
     let output = run(&["ckpt", "show", text(&step)]);
     assert!(stdout(&output).contains("a checkpoint of Forebay"), "{}", stdout(&output));
+    let help = run(&["ckpt", "list", "--help"]);
+    assert!(stdout(&help).contains("`2/4` says that 2\nof its 4 ranks"), "{}", stdout(&help));
     // The lease that was held meanwhile is gone.
     assert!(!step.join(".forebay/readers").exists());
     let stock = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/cases/dcp/plain_w1/ckpt");

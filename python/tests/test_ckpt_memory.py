@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +156,31 @@ def test_keys_of_one_text_are_told_apart_by_their_types(tmp_path: Path) -> None:
 def test_directories_that_are_none_are_refused(directory: str, said: str) -> None:
     with pytest.raises(forebay.UsageError, match=said):
         Checkpointer(directory)
+
+
+_LIMITED = """
+import resource, sys
+import torch
+import forebay
+from forebay import Checkpointer
+with open("/proc/self/statm") as statm:
+    mapped = int(statm.read().split()[0]) * resource.getpagesize()
+limit = mapped + (1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    Checkpointer(sys.argv[1], staging_bytes="64GiB").prepare({"w": torch.ones(4)})
+except forebay.Error as error:
+    print(error.code, "|", error)
+"""
+
+
+def test_staging_memory_that_cannot_be_reserved_is_told_by_its_setting(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LIMITED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert done.stdout.startswith("out_of_memory |"), (done.stdout, done.stderr)
+    assert f"staging_bytes={64 << 30}" in done.stdout

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_device::{Arena, ArenaConfig, Device};
-use forebay_error::Error;
+use forebay_error::{Code, Error};
 use pyo3::prelude::*;
 
 use crate::engine::Engine;
@@ -37,11 +37,20 @@ impl Pool {
             // Never more than was allowed; two slots are the least that can overlap.
             let slots = (bytes / SLOT_BYTES).max(2);
             let config = ArenaConfig { size_bytes: slots * SLOT_BYTES, slot_bytes: SLOT_BYTES };
-            let arena = Arena::without_margin(device, &config)?;
-            if prewarm {
-                warm(device, &arena, slots)?;
-            }
-            Ok(arena)
+            let make = || {
+                let arena = Arena::without_margin(device, &config)?;
+                if prewarm {
+                    warm(device, &arena, slots)?;
+                }
+                Ok(arena)
+            };
+            make().map_err(|error: Error| match error.code() {
+                Code::OutOfMemory => error.hint(format!(
+                    "staging_bytes={} is what saves set aside: take less, or raise the limit of memory",
+                    slots * SLOT_BYTES
+                )),
+                _ => error,
+            })
         })?;
         Ok(Self { _holder: Holder::new(), inner: Own::new(arena, "this staging pool") })
     }

@@ -46,7 +46,8 @@ impl Pool {
             };
             make().map_err(|error: Error| match error.code() {
                 Code::OutOfMemory => error.hint(format!(
-                    "staging_bytes={} is what saves set aside: take less, or raise the limit of memory",
+                    "staging_bytes={} is what saves set aside: take less, or raise the limit of \
+                     memory",
                     slots * SLOT_BYTES
                 )),
                 _ => error,

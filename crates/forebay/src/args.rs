@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::ckpt::Ckpt;
 use crate::select::{NamedRegion, ShardSpec};
+use crate::tier::{ConfigArgs, Tier};
 use crate::units::parse_size;
 use crate::verify::Expected;
 
@@ -25,6 +26,8 @@ With --json, stdout holds one line of JSON, or nothing after an error.
 Environment:
   FOREBAY_DEVICE, FOREBAY_THREADS, FOREBAY_PATH, FOREBAY_CACHE, FOREBAY_ARENA, FOREBAY_DMA_WINDOW
              the flags of the same name for `load` (`bench` takes the device alone); a flag wins
+  FOREBAY_CONFIG  the configuration of tiers; FOREBAY_TIERS_*, FOREBAY_TIER_NAME_* and
+             FOREBAY_AGENT_* are its values, see `forebay config`
   FOREBAY_LOG  what to log to stderr, such as `forebay_engine=debug`; wins over --verbose
   NO_COLOR   if set and not empty: no colours";
 
@@ -63,6 +66,11 @@ pub(crate) enum Command {
     /// Checkpoints: list, check, write out, clean up
     #[command(subcommand)]
     Ckpt(Ckpt),
+    /// Tiers: see them, drain them, say what stays
+    #[command(subcommand)]
+    Tier(Box<Tier>),
+    /// Show every value of the configuration and where it came from
+    Config(ConfigArgs),
     /// Measure this machine
     #[command(subcommand)]
     Bench(Bench),

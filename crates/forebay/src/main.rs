@@ -6,6 +6,8 @@
 //! | [`load`] | `forebay load`: from a path to the report |
 //! | [`inspect`] | `forebay inspect`: what a model holds |
 //! | [`ckpt`] | `forebay ckpt`: checkpoints listed, checked, written out, cleaned up |
+//! | [`tier`] | `forebay tier`: several stores, seen, drained, told what stays |
+//! | [`config`] | `forebay config`: what is configured, and where that comes from |
 //! | [`mod@bench`] | `forebay bench`: rates beside the limits of the machine |
 //! | [`select`] | names, shards and regions: which bytes of a model are wanted |
 //! | [`targets`] | the memory that a load goes to |
@@ -26,6 +28,7 @@
 mod args;
 mod bench;
 mod ckpt;
+mod config;
 mod console;
 mod inspect;
 mod interrupt;
@@ -37,6 +40,7 @@ mod report;
 mod select;
 mod spread;
 mod targets;
+mod tier;
 mod units;
 mod verify;
 
@@ -102,6 +106,8 @@ fn run(cli: &Cli, console: &Console) -> Result<Outcome> {
         Command::Inspect(args) => inspect::run(args, console)?,
         Command::Bench(Bench::Load(args)) => bench::run(args, console)?,
         Command::Ckpt(command) => return ckpt::run(command, console),
+        Command::Tier(command) => return tier::run(command, console),
+        Command::Config(args) => return config::run(args, console),
     }
     Ok(Outcome::Good)
 }

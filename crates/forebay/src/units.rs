@@ -22,6 +22,26 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(factor).ok_or_else(|| "more than 2^64 bytes".to_owned())
 }
 
+/// Reads a time: a number, then nothing or s, min, h, d.
+pub(crate) fn parse_seconds(text: &str) -> Result<std::time::Duration, String> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at_checked(digits).unwrap_or((text, ""));
+    let number: f64 = number.parse().map_err(|_| "not a time such as 10min".to_owned())?;
+    let factor = match unit.trim() {
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        "d" => 86_400.0,
+        other => return Err(format!("unknown unit `{other}`; say s, min, h or d")),
+    };
+    let seconds = number * factor;
+    match (0.0..1e9).contains(&seconds) {
+        true => Ok(std::time::Duration::from_secs_f64(seconds)),
+        false => Err("more than thirty years".to_owned()),
+    }
+}
+
 /// `1.24 GB`
 pub(crate) fn decimal(bytes: u64) -> String {
     scaled(bytes, 1000.0, &["B", "KB", "MB", "GB", "TB", "PB"])
@@ -127,6 +147,17 @@ mod tests {
         assert_eq!(parse_size("3GB"), Ok(3_000_000_000));
         for bad in ["", "x", "-1", "1.5G", "1Q", "99999999999999999999", "17179869185G"] {
             assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times_are_read() {
+        let seconds = |text: &str| parse_seconds(text).map(|time| time.as_secs_f64());
+        assert_eq!(seconds("1.5"), Ok(1.5));
+        assert_eq!(seconds("10min"), Ok(600.0));
+        assert_eq!(seconds("2 h"), Ok(7200.0));
+        for bad in ["", "x", "-1", "1 y", "99999999999"] {
+            assert!(parse_seconds(bad).is_err(), "{bad}");
         }
     }
 

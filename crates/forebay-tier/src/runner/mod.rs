@@ -73,6 +73,17 @@ pub struct Runner {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
+/// What a runner does by itself. Actions are carried out by all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Duties {
+    /// It looks: for commands that only ask.
+    Look,
+    /// And removes what the rules let go.
+    Remove,
+    /// And moves steps.
+    All,
+}
+
 /// What is not done yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
@@ -96,15 +107,22 @@ impl Pending {
 impl Runner {
     /// Starts the threads. Errors: a thread cannot be started.
     pub fn start(tiers: Arc<Tiers>) -> Result<Self> {
+        Self::start_with(tiers, Duties::All)
+    }
+
+    /// The same with fewer duties.
+    pub fn start_with(tiers: Arc<Tiers>, duties: Duties) -> Result<Self> {
         tiers.tiers.iter().for_each(|tier| tier.limits.reopen());
-        let shared = Arc::new(Shared::new(tiers));
+        let shared = Arc::new(Shared::new(tiers, duties));
         let runner = Self { shared: Arc::clone(&shared), threads: Mutex::default() };
         for number in 0..shared.tiers.count() {
             let of = Arc::clone(&shared);
             runner.spawn(&format!("tier-look-{number}"), move || watch::run(&of, number))?;
         }
-        let of = Arc::clone(&shared);
-        runner.spawn("tier-plan", move || plan::run(&of))?;
+        if duties > Duties::Look {
+            let of = Arc::clone(&shared);
+            runner.spawn("tier-plan", move || plan::run(&of))?;
+        }
         Ok(runner)
     }
 

@@ -10,7 +10,7 @@ use forebay_checkpoint::commit::{AttemptId, AttemptStatus};
 
 use super::picture::Picture;
 use super::state::{Moving, Shared, State};
-use super::{tidy, transfer};
+use super::{Duties, tidy, transfer};
 use crate::policy::Order;
 
 /// Longest sleep: how late a retry that is due is begun.
@@ -71,7 +71,9 @@ fn decide(shared: &Shared, state: &mut State, picture: &Picture) -> Vec<Start> {
     state.retries.retain(|(step, _), _| there.contains(step));
     let mut starts = Vec::new();
     let mut room: Vec<(usize, Vec<u64>)> = Vec::new();
-    moves(shared, state, picture, now, &mut starts, &mut room);
+    if shared.duties == Duties::All {
+        moves(shared, state, picture, now, &mut starts, &mut room);
+    }
     for tier in 0..state.tiers.len() {
         starts.extend(tidy_of(shared, state, picture, tier, now, &room).map(Start::Tidy));
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use super::Duties;
 use super::picture::Picture;
 use super::state::{Moving, SLOW, Shared, State};
 use crate::limits::Priority;
@@ -13,6 +14,10 @@ use crate::status::{CopyState, Status, StepStatus, TierStatus, Transfer};
 pub(crate) fn status(shared: &Shared) -> Status {
     let mut state = shared.lock();
     let picture = shared.picture(&state);
+    // Where nobody plans, nobody else says what is to be moved.
+    if shared.duties == Duties::Look {
+        state.wanted = picture.wanted();
+    }
     let tiers = (0..state.tiers.len()).map(|tier| tier_status(shared, &mut state, &picture, tier));
     let tiers = tiers.collect();
     Status {

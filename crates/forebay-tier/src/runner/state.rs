@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use forebay_checkpoint::progress::Progress;
 use forebay_error::{Code, Error, Result};
 
+use super::Duties;
 use super::journal::{Journal, unlogged};
 use super::picture::{Known, Picture};
 use super::rates::Rate;
@@ -28,6 +29,7 @@ const TROUBLED: Duration = Duration::from_secs(60);
 pub(crate) struct Shared {
     pub(crate) tiers: Arc<Tiers>,
     pub(crate) journal: Journal,
+    pub(crate) duties: Duties,
     pub(crate) started: Instant,
     /// Ends everything.
     pub(crate) stop: AtomicBool,
@@ -89,7 +91,7 @@ pub(crate) struct Moving {
 }
 
 impl Shared {
-    pub(crate) fn new(tiers: Arc<Tiers>) -> Self {
+    pub(crate) fn new(tiers: Arc<Tiers>, duties: Duties) -> Self {
         let journal = Journal::new(tiers.config.moving.audit_log.as_deref());
         let of_tiers = (0..tiers.count()).map(|_| TierState::default()).collect();
         let state = State {
@@ -103,6 +105,7 @@ impl Shared {
         Self {
             tiers,
             journal,
+            duties,
             started: Instant::now(),
             stop: AtomicBool::new(false),
             state: Mutex::new(state),

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use forebay_checkpoint::export::Rename;
 
+use super::audit::AuditArgs;
 use crate::units::parse_size;
 
 const STEPS: &str = "\
@@ -100,6 +101,8 @@ pub(crate) enum Ckpt {
     Prune(PruneArgs),
     /// Remove what saves left that did not end
     Gc(GcArgs),
+    /// Print an audit log of tiers, and check that nothing in it was changed
+    Audit(AuditArgs),
 }
 
 #[derive(Debug, Args)]

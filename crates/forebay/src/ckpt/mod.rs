@@ -11,6 +11,7 @@
 //! | [`export`] | `export` |
 //! | [`diff`] | `diff` |
 //! | [`remove`] | `prune` and `gc` |
+//! | [`audit`] | `audit` |
 //! | [`table`] | columns |
 //! | [`watch`] | the progress of long ones: the bar, signals, the reader's lease |
 //!
@@ -18,13 +19,14 @@
 //! stderr), and [`Outcome::Bad`] makes the exit code 1.
 
 mod args;
+mod audit;
 mod diff;
 mod export;
 mod list;
 mod place;
 mod remove;
 mod show;
-mod table;
+pub(crate) mod table;
 mod usage;
 mod verify;
 mod watch;
@@ -47,12 +49,12 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    fn good_if(good: bool) -> Self {
+    pub(crate) fn good_if(good: bool) -> Self {
         if good { Self::Good } else { Self::Bad }
     }
 
     /// After it was written to stdout: that nobody reads there any more (`| head`) makes nothing bad good.
-    fn told(self, written: Result<()>, console: &Console) -> Result<Self> {
+    pub(crate) fn told(self, written: Result<()>, console: &Console) -> Result<Self> {
         match written {
             Err(_) if self == Self::Bad && console.stdout_closed() => Ok(self),
             written => written.map(|()| self),
@@ -72,11 +74,12 @@ pub(crate) fn run(command: &Ckpt, console: &Console) -> Result<Outcome> {
         Ckpt::Diff(args) => diff::run(args, console),
         Ckpt::Prune(args) => remove::prune(args, console),
         Ckpt::Gc(args) => remove::gc(args, console),
+        Ckpt::Audit(args) => audit::run(args, console),
     }
 }
 
 /// `3 s`, `5 min`, `2 h`, `4 d`: rounded down.
-fn age(age: Duration) -> String {
+pub(crate) fn age(age: Duration) -> String {
     match age.as_secs() {
         seconds @ ..120 => format!("{seconds} s"),
         seconds @ ..7200 => format!("{} min", seconds / 60),

@@ -7,13 +7,13 @@ const WIDTH_MAX: usize = 100;
 
 /// Which side a column is flush with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(crate) enum Side {
     Left,
     Right,
 }
 
 /// Writes rows under a head, two spaces between columns, none at the end of lines. Cells are safe to show.
-pub(super) fn write<const N: usize>(
+pub(crate) fn write<const N: usize>(
     out: &mut dyn Write,
     head: [(&str, Side); N],
     rows: &[[String; N]],

@@ -1,0 +1,42 @@
+//! `forebay tier`: tiers seen, drained, and told what stays.
+//!
+//! | module | command |
+//! | --- | --- |
+//! | [`args`] | the command line of all of them |
+//! | [`status`] | `status` |
+//! | [`drain`] | `drain` |
+//! | [`act`] | everything that is an action of the runner |
+//! | [`agent`] | whether an agent answers, and what it says |
+//! | [`here`] | the tiers opened in this process |
+
+mod act;
+mod agent;
+mod args;
+mod drain;
+mod here;
+mod status;
+
+use forebay_error::Result;
+use forebay_tier::config::{Beside, Config};
+
+pub(crate) use args::{ConfigArgs, Tier};
+
+use crate::ckpt::Outcome;
+use crate::console::Console;
+
+/// Runs one of them.
+pub(crate) fn run(command: &Tier, console: &Console) -> Result<Outcome> {
+    match command {
+        Tier::Status(args) => status::run(args, console),
+        Tier::Drain(args) => drain::run(args, console),
+        other => act::run(other, console),
+    }
+}
+
+impl ConfigArgs {
+    /// Reads the configuration that counts.
+    pub(crate) fn load(&self) -> Result<Config> {
+        let beside = Beside::of_process(self.set.iter().map(String::as_str))?;
+        Config::load(self.config.as_deref(), &beside)
+    }
+}

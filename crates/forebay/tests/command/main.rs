@@ -11,6 +11,7 @@
 //! | `ckpt` | steps of a root listed, shown, pruned, collected |
 //! | `ckpt_verify` | damage of every kind, found and named |
 //! | `ckpt_export` | exports and comparisons |
+//! | `tier` | tiers drained, seen, told what stays; the configuration; the audit log |
 //! | `gpu` | loads to a GPU that the simulated driver plays |
 
 #![expect(
@@ -34,5 +35,6 @@ mod gpu;
 mod harness;
 mod output;
 mod select;
+mod tier;
 mod trouble;
 mod util;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::CStr;
 
 use forebay_error::{Code, Error, Result};
-use rustix::fd::OwnedFd;
+use rustix::fd::BorrowedFd;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
@@ -89,8 +89,11 @@ impl PosixStore {
             result => result.map_err(failed)?,
         };
         let mut entries = Vec::new();
-        let names = Dir::read_from(&fd).map_err(failed)?;
-        for (index, entry) in names.enumerate() {
+        // Takes the folder as it is; a copy would be opened for the names alone.
+        let mut names = Dir::new(fd).map_err(failed)?;
+        let mut index = 0;
+        while let Some(entry) = names.read() {
+            index += 1;
             if index > limit.saturating_add(OTHERS_MAX) {
                 return Err(self.too_many(prefix, limit));
             }
@@ -103,7 +106,10 @@ impl PosixStore {
             let known = (!stats).then_some(entry.file_type()).filter(|kind| is_plain(*kind));
             match known {
                 Some(kind) => entries.push(Entry { key, kind, is_link: false, stat: None }),
-                None => entries.extend(stat_entry(&fd, name, key).map_err(failed)?),
+                None => {
+                    let folder = names.fd().map_err(failed)?;
+                    entries.extend(stat_entry(folder, name, key).map_err(failed)?);
+                }
             }
         }
         Ok(entries)
@@ -121,7 +127,7 @@ fn is_plain(kind: FileType) -> bool {
 }
 
 /// Looks at an entry; `None` for one that was removed at this moment, or is a link to nothing.
-fn stat_entry(fd: &OwnedFd, name: &CStr, key: String) -> Result<Option<Entry>, Errno> {
+fn stat_entry(fd: BorrowedFd<'_>, name: &CStr, key: String) -> Result<Option<Entry>, Errno> {
     let kind = |stat: &Stat| FileType::from_raw_mode(stat.st_mode);
     let look = || {
         let own = rustix::fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW)?;

@@ -13,6 +13,9 @@ use super::temp::{FileId, Temp};
 use super::version::version;
 use crate::object::{Expect, Published, Version};
 
+/// Memory that is taken on the word of a file's size.
+const AT_ONCE: u64 = 64 << 10;
+
 impl PosixStore {
     pub(super) fn read_small(
         &self,
@@ -23,9 +26,11 @@ impl PosixStore {
         let opened = opened.map_err(|errno| self.failed("cannot open", key, errno))?;
         let Some((file, stat)) = opened else { return Ok(None) };
         let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let mut bytes = Vec::new();
+        // As much as there seems to be, at once if that is little; beyond it memory is taken as bytes arrive.
+        let expected = size.min(max_bytes).min(AT_ONCE).saturating_add(1);
+        let mut bytes = Vec::with_capacity(expected as usize);
         if size <= max_bytes {
-            // One byte more than may be there tells whether it grew; memory is taken as bytes arrive.
+            // One byte more than may be there tells whether it grew.
             let read = file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes);
             read.map_err(|error| Error::io("cannot read", error).at(self.place(key)))?;
         }

@@ -71,6 +71,7 @@ fn python(full: bool) -> Result {
         tests.args(["--numprocesses", &(processors + 1).min(WORKERS_MAX).to_string()]);
         tests.args(["--dist", "worksteal"]);
     }
+    Servers::ready()?.tell(&mut tests);
     run(with_full(&mut tests, full))
 }
 

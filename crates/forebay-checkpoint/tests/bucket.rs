@@ -2,6 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
+#[path = "bucket_cases/listing.rs"]
+mod listing;
+#[path = "bucket_cases/open.rs"]
+mod open;
 mod save_support;
 #[path = "../../forebay-store/tests/servers/mod.rs"]
 mod servers;

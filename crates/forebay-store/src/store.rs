@@ -21,6 +21,11 @@ pub trait Store: Send + Sync {
     /// What it was found to honour when it was opened.
     fn abilities(&self) -> Abilities;
 
+    /// Whether each call is a round trip of milliseconds, so that many small ones are to be avoided.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
     /// A small object and its version; `None` where there is none. More than `max_bytes` is `unsupported`, unread.
     fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Vec<u8>, Version)>>;
 
@@ -74,6 +79,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn abilities(&self) -> Abilities {
         (**self).abilities()
+    }
+
+    fn is_remote(&self) -> bool {
+        (**self).is_remote()
     }
 
     fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Vec<u8>, Version)>> {

@@ -19,6 +19,7 @@ use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::value::RawValue;
 
 use crate::args::InspectArgs;
+use crate::ckpt::place_of;
 use crate::console::{Console, clean};
 use crate::select::{compile, matching};
 use crate::units::{count, decimal};
@@ -79,7 +80,7 @@ impl Serialize for Metadata<'_> {
 
 /// Runs the command.
 pub(crate) fn run(args: &InspectArgs, console: &Console) -> Result<()> {
-    let opened = open_model(&args.model)?;
+    let opened = open_model(place_of(&args.model)?)?;
     let catalog = &opened.listing.catalog;
     for warning in &catalog.warnings {
         console.warning(warning);

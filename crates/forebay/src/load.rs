@@ -17,6 +17,7 @@ use forebay_format::{Catalog, Format, Model, hex};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::args::{EngineArgs, LoadArgs};
+use crate::ckpt::place_of;
 use crate::console::Console;
 use crate::limits::Limit;
 use crate::progress::{Progress, TICK};
@@ -39,7 +40,7 @@ pub(crate) struct Job {
 /// Runs the command.
 pub(crate) fn run(args: &LoadArgs, console: &Console) -> Result<()> {
     let started = Instant::now();
-    let opened = open_model(&args.model)?;
+    let opened = open_model(place_of(&args.model)?)?;
     let choice = choose(&opened.listing.catalog, &args.select)?;
     let model = resolve(&opened, &choice.wanted)?;
     let open_seconds = started.elapsed().as_secs_f64();

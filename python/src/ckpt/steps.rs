@@ -24,7 +24,7 @@ fn seconds(value: f64) -> Duration {
 /// Every step with its state, oldest first.
 #[pyfunction]
 pub(crate) fn steps(py: Python<'_>, folder: PathBuf) -> Result<Bound<'_, PyList>> {
-    let states = interruptible(py, move |_| commit::steps(&root(&folder, false)?, ALIVE))?;
+    let states = interruptible(py, move |_| commit::listing(&root(&folder, false)?, ALIVE))?;
     let list = PyList::empty(py);
     for state in states {
         let dict = PyDict::new(py);

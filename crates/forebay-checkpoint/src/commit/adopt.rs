@@ -269,6 +269,7 @@ impl Adoption {
     /// To be called where the commit was found there: nobody needs the movers' records any more, and one that was
     /// killed after the commit has left some. What fails here is a collector's to do again.
     pub fn conclude(&self, to: &Root, adopted: Adopted) -> Adopted {
+        super::index::note(to, &self.layout, self.attempt, &self.commit);
         let outcome = Outcome::Committed { durable: adopted.durable };
         let tidied = encode(&outcome, &[]).and_then(|bytes| {
             to.create_once(&self.own_record("outcome"), &bytes)?;

@@ -36,6 +36,11 @@ fn is_unreadable(error: &Error) -> bool {
 
 impl Census {
     pub(crate) fn take(root: &Root, layout: &Layout) -> Result<Self> {
+        Ok(Self::of(layout, root.store.list(layout.prefix(), LIST_MAX)?))
+    }
+
+    /// Of objects that were listed.
+    pub(crate) fn of(layout: &Layout, objects: Vec<Listed>) -> Self {
         let mut census = Self {
             layout: layout.clone(),
             metadata: None,
@@ -43,7 +48,7 @@ impl Census {
             readers: Vec::new(),
             temps: Vec::new(),
         };
-        for object in root.store.list(layout.prefix(), LIST_MAX)? {
+        for object in objects {
             if is_temp(&object.key) {
                 census.temps.push(object);
                 continue;
@@ -57,7 +62,7 @@ impl Census {
                 Place::Foreign => {}
             }
         }
-        Ok(census)
+        census
     }
 
     /// Age of the youngest object of an attempt.
@@ -185,13 +190,24 @@ impl Census {
         alive: Duration,
     ) -> Result<Option<StepState>> {
         let commit = self.commit(root)?;
+        Ok(self.state_with(root, step, commit, alive))
+    }
+
+    /// The same, of a commit that is known.
+    pub(crate) fn state_with(
+        &self,
+        root: &Root,
+        step: u64,
+        commit: Option<CommitInfo>,
+        alive: Duration,
+    ) -> Option<StepState> {
         let current = commit.as_ref().and_then(|commit| commit.attempt);
         let others = self.attempts.keys().filter(|attempt| Some(**attempt) != current);
         let attempts: Vec<_> = others.map(|attempt| self.attempt(root, *attempt, alive)).collect();
         if commit.is_none() && attempts.is_empty() {
-            return Ok(None);
+            return None;
         }
-        Ok(Some(StepState { step, commit, attempts }))
+        Some(StepState { step, commit, attempts })
     }
 
     fn attempt(&self, root: &Root, attempt: AttemptId, alive: Duration) -> AttemptState {

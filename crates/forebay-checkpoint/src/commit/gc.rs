@@ -83,6 +83,7 @@ pub fn gc(root: &Root, options: &GcOptions) -> Result<GcReport> {
     }
     let mut report = collect(root, &folders, options);
     remove_pulses(root, options, &mut report);
+    super::index::tidy(root, options, &mut report);
     strays::remove_temps(root, options, &mut report);
     Ok(report)
 }

@@ -14,6 +14,7 @@
 //! known (one of no known epoch: by its number), and a damaged claim ends the walk, because below it nobody knows.
 
 use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
 
 use forebay_error::{Code, Error, Result};
 
@@ -23,7 +24,7 @@ use super::id::AttemptId;
 use super::names::step_folder;
 use super::record::EpochClaim;
 use super::root::Root;
-use super::steps::{CommitInfo, State, StepState, steps};
+use super::steps::{CommitInfo, State, StepState, step_state, steps};
 
 /// Most steps that an error lists.
 const LISTED_MAX: usize = 12;
@@ -237,22 +238,48 @@ impl Line {
 /// Errors: I/O; `invalid_metadata` where damage leaves open which it is: a commit that cannot be read is newer, or the
 /// record of the newest epoch cannot be read. An older step is never taken for the latest without a word.
 pub fn latest(root: &Root) -> Result<Option<StepState>> {
-    let mut states = steps(root, std::time::Duration::ZERO)?;
-    let line = of_listing(root, &states)?;
+    latest_of(root, &super::listing(root, Duration::ZERO)?)
+}
+
+/// The same, of a listing that was made just now. What a hint told of the step is read here; if it is not so, or not
+/// sound, all are.
+pub fn latest_of(root: &Root, states: &[StepState]) -> Result<Option<StepState>> {
+    if root.store.is_remote() {
+        let found = newest_of(root, states)?;
+        let read = found
+            .as_ref()
+            .map(|found| step_state(root, found.step, Duration::ZERO))
+            .transpose()?
+            .flatten();
+        let same = |found: &StepState, read: &StepState| match (&found.commit, &read.commit) {
+            (Some(found), Some(read)) => {
+                let (a, b) = ((found.attempt, found.epoch), (read.attempt, read.epoch));
+                a == b && read.damage.is_none()
+            }
+            _ => false,
+        };
+        match (found, read) {
+            (None, _) => return Ok(None),
+            (Some(found), Some(read)) if same(&found, &read) => return Ok(Some(read)),
+            _ => return newest_of(root, &steps(root, Duration::ZERO)?),
+        }
+    }
+    newest_of(root, states)
+}
+
+fn newest_of(root: &Root, states: &[StepState]) -> Result<Option<StepState>> {
+    let line = of_listing(root, states)?;
     let newest = line.steps.last().copied();
     if let Some(step) = line.newest_is_damaged {
-        return Err(newest_is_damaged(root, &states, step, newest));
+        return Err(newest_is_damaged(root, states, step, newest));
     }
     match (&line.cut, newest) {
-        (Some(cut), None) => return Err(no_parent(root, cut, &states)),
+        (Some(cut), None) => return Err(no_parent(root, cut, states)),
         (Some(cut), Some(_)) => tracing::warn!(%cut, "the claim of an epoch is damaged"),
         (None, _) => {}
     }
-    warn_of_lost(&states, newest);
-    Ok(newest.and_then(|step| {
-        let at = states.iter().position(|state| state.step == step)?;
-        Some(states.swap_remove(at))
-    }))
+    warn_of_lost(states, newest);
+    Ok(newest.and_then(|step| states.iter().find(|state| state.step == step).cloned()))
 }
 
 /// A commit whose `.metadata` is gone may have been the latest: which epoch it is of is not looked up, because a person
@@ -304,7 +331,12 @@ fn committed(states: &[StepState]) -> String {
 /// Errors: `invalid_metadata` where it was committed and its `.metadata` is gone; `not_committed` where there are only
 /// leftovers, `not_found` where there is nothing; both list what is there.
 pub fn require(root: &Root, step: u64) -> Result<StepState> {
-    let states = steps(root, std::time::Duration::ZERO)?;
+    let found = step_state(root, step, Duration::ZERO)?;
+    if let Some(state) = found.filter(|state| state.state() == State::Committed) {
+        return Ok(state);
+    }
+    // What is there, to say so.
+    let states = super::listing(root, Duration::ZERO)?;
     let found = states.iter().find(|state| state.step == step);
     if let Some(state) = found.filter(|state| state.state() == State::Committed) {
         return Ok(state.clone());

@@ -88,6 +88,7 @@ mod frame;
 mod gc;
 mod hints;
 mod id;
+mod index;
 mod lease;
 mod line;
 mod marks;
@@ -115,7 +116,8 @@ pub use epoch::claim;
 pub use gc::{GcOptions, GcReport, gc, gc_folder};
 pub use hints::{Answer, Board, Hint, Hints, Order, Pulse, Suspect};
 pub use id::{AttemptId, RunId, StructureHash};
-pub use line::{Claims, Ranked, latest, require};
+pub use index::listing;
+pub use line::{Claims, Ranked, latest, latest_of, require};
 pub use marks::{Hold, Marks, PIN_NAME_BYTES_MAX, Pin};
 pub use names::{
     Layout, MANIFEST_PREFIX, METADATA, attempt_of_file, data_file, manifest, step_folder,

@@ -286,6 +286,7 @@ impl Attempt {
 
     fn conclude(&mut self, commit: &Commit, durable: bool) -> Verdict {
         self.tell_outcome(&Outcome::Committed { durable });
+        super::index::note(&self.root, &self.layout, self.spec.attempt, commit);
         self.committed(commit, durable)
     }
 

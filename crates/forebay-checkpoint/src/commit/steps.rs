@@ -41,7 +41,7 @@ pub struct CommitInfo {
     pub world: u32,
     /// The manifest's name, where there is a record.
     pub manifest: Option<String>,
-    /// The files that it needs, where there is a record.
+    /// The files that it needs, where there is a record and it was read ([`listing`](super::listing) need not).
     pub files: Vec<FileRef>,
     /// Bytes of those and of `.metadata`.
     pub bytes: u64,
@@ -140,6 +140,9 @@ pub fn numbers(root: &Root) -> Result<Vec<u64>> {
 /// All steps with what is in them, in order. `alive`: how young something must be to count as under way; the lease of
 /// the writers' policy or more.
 pub fn steps(root: &Root, alive: Duration) -> Result<Vec<StepState>> {
+    if root.store.is_remote() {
+        return super::index::of_bucket(root, alive, false);
+    }
     let mut states = Vec::new();
     for step in numbers(root)? {
         let census = Census::take(root, &Layout::of_step(step))?;

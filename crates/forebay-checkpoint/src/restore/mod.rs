@@ -76,7 +76,8 @@ impl Reader {
 
     /// A checkpoint of ours whose manifest is open already. Errors: those of listing the folder; `invalid_metadata` for
     /// another name of nothing.
-    pub fn of_manifest(folder: &Folder, manifest: Manifest) -> Result<Self> {
+    pub fn of_manifest(folder: impl Into<Folder>, manifest: Manifest) -> Result<Self> {
+        let folder = &folder.into();
         let origin = Origin::Forebay(Box::new(manifest.info().clone()));
         Ok(Self { found: Found::Ours(Box::new(Ours::new(folder, manifest)?)), origin })
     }

@@ -146,8 +146,24 @@ impl Source {
             Err(failed) if matches!(failed.kind, Kind::Precondition | Kind::NotFound) => {
                 Err(self.changed())
             }
+            // A shorter object has no such range, and some servers look at that first.
+            Err(failed) if failed.kind == Kind::Permanent => match self.is_unchanged().await {
+                Ok(false) => Err(self.changed()),
+                _ => Err(failed.error),
+            },
             Err(failed) => Err(failed.error),
         }
+    }
+
+    /// Whether the object is still the one that was opened.
+    async fn is_unchanged(&self) -> Result<bool> {
+        let now = self.client.look(&self.key).await?;
+        let opened = &self.opened;
+        let same = |now: &Looked| {
+            let dated = opened.e_tag.is_some() || now.modified_ms == opened.modified_ms;
+            now.version == opened.version && now.bytes == opened.bytes && dated
+        };
+        Ok(now.as_ref().is_some_and(same))
     }
 
     /// Some servers ignore `If-Match`: what they send says of which state it is.
@@ -213,12 +229,9 @@ impl RangeSource for Source {
     }
 
     fn check_unchanged(&self) -> Result<()> {
-        let now = wait(&self.client.handle, self.client.look(&self.key))?;
-        let opened = &self.opened;
-        let same = |now: &Looked| {
-            let dated = opened.e_tag.is_some() || now.modified_ms == opened.modified_ms;
-            now.version == opened.version && now.bytes == opened.bytes && dated
-        };
-        if now.as_ref().is_some_and(same) { Ok(()) } else { Err(self.changed()) }
+        match wait(&self.client.handle, self.is_unchanged())? {
+            true => Ok(()),
+            false => Err(self.changed()),
+        }
     }
 }

@@ -165,6 +165,10 @@ impl Store for ObjectStore {
         })
     }
 
+    fn is_remote(&self) -> bool {
+        true
+    }
+
     fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Vec<u8>, Version)>> {
         check_key(key)?;
         let found = self.run(self.client.fetch(key, max_bytes))?;

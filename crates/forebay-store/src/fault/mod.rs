@@ -140,6 +140,10 @@ impl<S: Store + ?Sized> Store for FaultStore<S> {
         self.inner.abilities()
     }
 
+    fn is_remote(&self) -> bool {
+        self.inner.is_remote()
+    }
+
     fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Vec<u8>, Version)>> {
         self.look(Action::Get, key, || self.inner.get(key, max_bytes))
     }

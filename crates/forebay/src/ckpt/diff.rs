@@ -53,7 +53,7 @@ pub(super) fn run(args: &DiffArgs, console: &Console) -> Result<Outcome> {
     let select = |name: &str| args.select.is_empty() || set.is_match(name);
     let (a, b) = (step_or_model(&args.a, None)?, step_or_model(&args.b, None)?);
     let watch = Watch::new(console, "comparing", &[&a, &b]);
-    let found = diff(&a.folder, &b.folder, select, &watch)?;
+    let found = diff(&a.place, &b.place, select, &watch)?;
     let seconds = watch.seconds();
     drop(watch);
     for warning in &found.warnings {
@@ -67,8 +67,8 @@ pub(super) fn run(args: &DiffArgs, console: &Console) -> Result<Outcome> {
     }
     let written = match console.is_json() {
         true => console.json(&Report {
-            a: a.folder.display().to_string(),
-            b: b.folder.display().to_string(),
+            a: a.shown(),
+            b: b.shown(),
             equal,
             equal_tensors: found.equal_tensors,
             equal_objects: found.equal_objects,

@@ -8,12 +8,14 @@ use std::path::Path;
 
 use forebay_checkpoint::commit::{METADATA, numbers};
 use forebay_checkpoint::export::{Aliases, Exported, Format, Options, export};
+use forebay_checkpoint::open::Place;
 use forebay_error::{Code, Error, Result};
 use forebay_tensor::Dtype;
 use serde::Serialize;
 
 use super::Outcome;
 use super::args::{AliasesArg, DtypeArg, ExportArgs, FormatArg};
+use super::home::{Home, place as place_of};
 use super::place::{self, Step};
 use super::watch::Watch;
 use crate::console::{Console, clean};
@@ -63,14 +65,20 @@ pub(super) fn run(args: &ExportArgs, console: &Console) -> Result<Outcome> {
         flat: args.flat,
         overwrite: args.overwrite,
     };
+    let Place::Local(to) = place_of(&args.to)? else {
+        let error = Error::new(Code::Usage, "exports are written to this machine");
+        return Err(error
+            .at(args.to.display())
+            .hint("copy the output with the bucket's own tools"));
+    };
     let step = step_or_model(&args.path, args.step)?;
     let watch = Watch::new(console, "exporting", &[&step]);
-    let exported = export(&step.folder, &args.to, &options, &watch)?;
+    let exported = export(&step.place, &to, &options, &watch)?;
     let seconds = watch.seconds();
     drop(watch);
     tell(&exported, console);
     let report = Report {
-        path: step.folder.display().to_string(),
+        path: step.shown(),
         to: args.to.display().to_string(),
         format: if format == FormatArg::Torch { "torch" } else { "safetensors" },
         tensors: exported.tensors,
@@ -106,12 +114,16 @@ pub(super) fn run(args: &ExportArgs, console: &Console) -> Result<Outcome> {
 
 /// The step that is meant; what is no folder of steps is taken as it is, be it any model.
 pub(super) fn step_or_model(path: &Path, number: Option<u64>) -> Result<Step> {
-    let is_steps = path.is_dir()
-        && (path.join(METADATA).exists()
-            || place::root(path).is_ok_and(|root| numbers(&root).is_ok_and(|all| !all.is_empty())));
+    let model = place_of(path)?;
+    let file = matches!(&model, Place::Remote { name: Some(name), .. } if name != METADATA);
+    let home = Home::parse(path)?;
+    let is_steps = !file && home.is_there() && {
+        let has_steps = |root| numbers(&root).is_ok_and(|all| !all.is_empty());
+        home.has_metadata()? || home.root().is_ok_and(has_steps)
+    };
     match is_steps || number.is_some() || path.ends_with(METADATA) {
         true => place::step(path, number),
-        false => Ok(Step { folder: path.to_owned(), step: None, lease: None }),
+        false => Ok(Step { place: model, step: None, lease: None }),
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use forebay_checkpoint::commit::{
     AttemptState, AttemptStatus, CommitInfo, GcOptions, Policy, Root, State, StepState,
-    latest as newest, step_folder, steps,
+    latest as newest, latest_of, listing, step_folder, steps,
 };
 use forebay_error::{Code, Result};
 use serde::Serialize;
@@ -80,13 +80,13 @@ pub(super) fn states(root: &Root) -> Result<Vec<StepState>> {
 /// Runs `list`.
 pub(super) fn list(args: &ListArgs, console: &Console) -> Result<Outcome> {
     let root = place::root(&args.root)?;
-    let states = states(&root)?;
+    let states = listing(&root, Policy::default().lease)?;
     for name in place::links(&args.root) {
         let what = "is a link to a folder, so it is no step: name its path to restore it";
         console.warning(&format!("{name} {what}"));
     }
     // The list is for looking at damage: that it leaves the latest open is no reason to show nothing.
-    let latest = match newest(&root) {
+    let latest = match latest_of(&root, &states) {
         Err(error) if error.code() == Code::InvalidMetadata => {
             for line in error.render().lines() {
                 console.warning(line);
@@ -130,7 +130,8 @@ pub(super) fn list(args: &ListArgs, console: &Console) -> Result<Outcome> {
 pub(super) fn latest(args: &RootArgs, console: &Console) -> Result<Outcome> {
     let root = place::root(&args.root)?;
     let state = newest(&root)?.ok_or_else(|| place::nothing(&root))?;
-    let path = args.root.join(step_folder(state.step)).display().to_string();
+    let folder = place::folder(&args.root)?.folder(&step_folder(state.step));
+    let path = folder.path().display().to_string();
     match console.is_json() {
         true => {
             let (bytes, age_s) = (state.bytes(), state.age().as_secs_f64());

@@ -3,7 +3,7 @@
 //! | module | command |
 //! | --- | --- |
 //! | [`args`] | the command line of all of them |
-//! | [`place`] | from a path to a root, or to the folder of a step |
+//! | [`home`], [`place`] | from a path or URL to a root, or to the folder of a step |
 //! | [`list`] | `list` and `latest` |
 //! | [`show`] | `show` |
 //! | [`usage`] | `du` |
@@ -22,6 +22,7 @@ mod args;
 mod audit;
 mod diff;
 mod export;
+mod home;
 mod list;
 mod place;
 mod remove;
@@ -36,6 +37,7 @@ use std::time::Duration;
 use forebay_error::Result;
 
 pub(crate) use args::Ckpt;
+pub(crate) use home::place as place_of;
 
 use crate::console::Console;
 

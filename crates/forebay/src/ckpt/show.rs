@@ -10,12 +10,12 @@
 //! and the file is not there.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use forebay_checkpoint::model::{Entry, Kind};
 use forebay_checkpoint::open::{Checkpoint, Origin};
 use forebay_checkpoint::restore::Reader;
 use forebay_error::Result;
+use forebay_format::Folder;
 use forebay_format::torch_zip::{PlainObject, PlainValue};
 use forebay_tensor::byte_len;
 use serde::Serialize;
@@ -97,18 +97,19 @@ struct ObjectRow {
 /// Runs the command.
 pub(super) fn run(args: &StepArgs, console: &Console) -> Result<Outcome> {
     let step = place::step(&args.path, args.step)?;
-    let checkpoint = Checkpoint::open(&step.folder)?;
+    let folder = step.folder()?;
+    let checkpoint = Checkpoint::open(&folder)?;
     let side_files = match checkpoint.origin {
-        Origin::Forebay(_) => Reader::open(&step.folder)?.side_files()?,
+        Origin::Forebay(_) => Reader::open(&folder)?.side_files()?,
         _ => Vec::new(),
     };
     let warnings = checkpoint.warnings.iter().map(|warning| warning.text.clone());
     let report = Report {
-        path: step.folder.display().to_string(),
+        path: step.shown(),
         step: step.step,
         origin: origin_name(&checkpoint.origin),
         info: info(&checkpoint.origin),
-        files: files(&checkpoint, &step.folder),
+        files: files(&checkpoint, &folder)?,
         tensors: tensors(&checkpoint.entries)?,
         objects: objects(&checkpoint),
         side_files,
@@ -133,12 +134,16 @@ fn info(origin: &Origin) -> Value {
     }
 }
 
-fn files(checkpoint: &Checkpoint, folder: &Path) -> Vec<FileRow> {
+fn files(checkpoint: &Checkpoint, folder: &Folder) -> Result<Vec<FileRow>> {
+    let unknown = checkpoint.files.iter().filter(|file| file.bytes.is_none());
+    let unknown: Vec<&str> = unknown.map(|file| file.name.as_str()).collect();
+    let sizes = folder.sizes(&unknown)?;
+    let there: BTreeMap<&str, Option<u64>> = unknown.into_iter().zip(sizes).collect();
     let row = |file: &forebay_checkpoint::model::DataFile| {
-        let there = || std::fs::metadata(folder.join(&file.name)).ok().map(|file| file.len());
-        FileRow { name: file.name.clone(), bytes: file.bytes.or_else(there) }
+        let there = there.get(file.name.as_str()).copied().flatten();
+        FileRow { name: file.name.clone(), bytes: file.bytes.or(there) }
     };
-    checkpoint.files.iter().map(row).collect()
+    Ok(checkpoint.files.iter().map(row).collect())
 }
 
 fn tensors(entries: &[Entry]) -> Result<Tensors> {

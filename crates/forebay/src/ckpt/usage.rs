@@ -4,12 +4,11 @@
 //! "pending_bytes", "dead_bytes", "other_bytes", "total_bytes"}`. `other` is what is in the root and is of no save:
 //! records of commits, files of other programs.
 
-use forebay_checkpoint::commit::{AttemptStatus, StepState};
+use forebay_checkpoint::commit::{AttemptStatus, Policy, StepState, listing};
 use forebay_error::Result;
 use serde::Serialize;
 
 use super::args::RootArgs;
-use super::list::states;
 use super::table::{self, Side};
 use super::{Outcome, place};
 use crate::console::Console;
@@ -40,7 +39,7 @@ struct Row {
 /// Runs the command.
 pub(super) fn run(args: &RootArgs, console: &Console) -> Result<Outcome> {
     let root = place::root(&args.root)?;
-    let steps: Vec<Row> = states(&root)?.iter().map(row).collect();
+    let steps: Vec<Row> = listing(&root, Policy::default().lease)?.iter().map(row).collect();
     let sum = |of: fn(&Row) -> u64| steps.iter().map(of).fold(0, u64::saturating_add);
     let (committed_bytes, pending_bytes, dead_bytes) =
         (sum(|row| row.committed_bytes), sum(|row| row.pending_bytes), sum(|row| row.dead_bytes));

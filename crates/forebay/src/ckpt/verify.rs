@@ -64,13 +64,14 @@ pub(super) fn run(args: &VerifyArgs, console: &Console) -> Result<Outcome> {
     let mut rows = Vec::new();
     if args.all {
         let root = place::root(&args.path)?;
+        let folder = place::folder(&args.path)?;
         let committed = list::states(&root)?.into_iter().filter(|state| state.commit.is_some());
         let committed: Vec<u64> = committed.map(|state| state.step).collect();
         if committed.is_empty() {
             return Err(place::nothing(&root));
         }
         for number in committed {
-            let step = place::of_root(&root, &args.path, number);
+            let step = place::of_root(&root, &folder, number);
             match check(&step, console) {
                 Ok(row) => rows.push(row),
                 // Pruned since it was listed.
@@ -97,7 +98,7 @@ fn is_there(root: &forebay_checkpoint::commit::Root, number: u64) -> bool {
 /// Checks one; its faults and warnings go to stderr at once.
 fn check(step: &Step, console: &Console) -> Result<Row> {
     let watch = Watch::new(console, "verifying", &[step]);
-    let found = verify_folder(&step.folder, &watch)?;
+    let found = verify_folder(&step.folder()?, &watch)?;
     let seconds = watch.seconds();
     // The bar goes before anything is said.
     drop(watch);
@@ -134,7 +135,7 @@ fn tell(faults: &[Fault], console: &Console) {
 fn row(step: &Step, found: Verified, seconds: f64) -> Row {
     let warnings = found.warnings.into_iter();
     Row {
-        path: step.folder.display().to_string(),
+        path: step.shown(),
         step: step.step,
         sound: found.faults.is_empty(),
         origin: found.origin.as_ref().map(origin_name),

@@ -7,8 +7,10 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use forebay_engine::{CacheChoice, PathChoice, THREADS_MAX};
 use serde::Serialize;
 
+use crate::agent::AgentArgs;
 use crate::ckpt::Ckpt;
 use crate::select::{NamedRegion, ShardSpec};
+use crate::top::TopArgs;
 use crate::tier::{ConfigArgs, Tier};
 use crate::units::parse_size;
 use crate::verify::Expected;
@@ -71,6 +73,12 @@ pub(crate) enum Command {
     Tier(Box<Tier>),
     /// Show every value of the configuration and where it came from
     Config(ConfigArgs),
+    /// Move checkpoints between tiers, until told to end: the daemon of a node
+    #[command(after_help = EXIT_CODES)]
+    Agent(Box<AgentArgs>),
+    /// Show what the agent does, live
+    #[command(after_help = EXIT_CODES)]
+    Top(TopArgs),
     /// Measure this machine
     #[command(subcommand)]
     Bench(Bench),

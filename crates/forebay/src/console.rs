@@ -112,22 +112,8 @@ impl Console {
 
 /// Sets up the log: what `FOREBAY_LOG` says, else warnings, and with `--verbose` more.
 pub(crate) fn start_log(verbose: u8) -> Result<()> {
-    let text = std::env::var(LOG_VARIABLE).ok().filter(|text| !text.trim().is_empty());
-    let text = text.unwrap_or_else(|| {
-        match verbose {
-            0 => "warn",
-            1 => "warn,forebay=debug",
-            _ => "trace",
-        }
-        .to_owned()
-    });
-    let filter = EnvFilter::try_new(&text).map_err(|error| {
-        Error::new(Code::Usage, format!("{LOG_VARIABLE} is not understood: {text}"))
-            .with_source(error)
-            .hint("say for example FOREBAY_LOG=forebay_engine=debug")
-    })?;
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(log_filter(verbose, "warn")?)
         .with_writer(io::stderr)
         .with_ansi(wants_color())
         .compact()
@@ -135,10 +121,38 @@ pub(crate) fn start_log(verbose: u8) -> Result<()> {
     Ok(())
 }
 
-fn wants_color() -> bool {
+/// What is logged: what `FOREBAY_LOG` says, else `default`, and with `--verbose` more.
+pub(crate) fn log_filter(verbose: u8, default: &str) -> Result<EnvFilter> {
+    let text = std::env::var(LOG_VARIABLE).ok().filter(|text| !text.trim().is_empty());
+    let text = text.unwrap_or_else(|| {
+        match verbose {
+            0 => default,
+            1 => "warn,forebay=debug",
+            _ => "trace",
+        }
+        .to_owned()
+    });
+    EnvFilter::try_new(&text).map_err(|error| {
+        Error::new(Code::Usage, format!("{LOG_VARIABLE} is not understood: {text}"))
+            .with_source(error)
+            .hint("say for example FOREBAY_LOG=forebay_engine=debug")
+    })
+}
+
+/// Whether stderr shows colours.
+pub(crate) fn wants_color() -> bool {
+    io::stderr().is_terminal() && colors_are_welcome()
+}
+
+/// Whether stdout does.
+pub(crate) fn color_on_stdout() -> bool {
+    io::stdout().is_terminal() && colors_are_welcome()
+}
+
+fn colors_are_welcome() -> bool {
     let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-    io::stderr().is_terminal() && !is_set("NO_COLOR") && !dumb
+    !is_set("NO_COLOR") && !dumb
 }
 
 /// Text that can be shown: what would steer a terminal or reorder a line is escaped as Rust does, `\u{1b}`.

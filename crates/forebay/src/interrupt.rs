@@ -10,8 +10,8 @@
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_error::{Code, Error, Result};
@@ -22,6 +22,12 @@ const GRACE: Duration = Duration::from_millis(900);
 const SIGNALS: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
+
+/// For those who wait for a signal.
+static WAITING: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
+
+/// In milliseconds, where it is not [`GRACE`].
+static GRACE_MS: AtomicU64 = AtomicU64::new(0);
 
 /// Folders to remove when the process is ended from here.
 static LEFTOVERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -44,9 +50,17 @@ pub(crate) fn watch() -> Result<()> {
         set
     };
     let spawned = std::thread::Builder::new().name("forebay-signal".to_owned()).spawn(move || {
-        let signal = wait(&set);
-        RECEIVED.store(signal, Ordering::Release);
-        wait_for(&set, GRACE);
+        let signal = wait_signal(&set);
+        {
+            let _waiting = WAITING.0.lock().unwrap_or_else(PoisonError::into_inner);
+            RECEIVED.store(signal, Ordering::Release);
+        }
+        WAITING.1.notify_all();
+        let grace = match GRACE_MS.load(Ordering::Relaxed) {
+            0 => GRACE,
+            other => Duration::from_millis(other),
+        };
+        wait_for(&set, grace);
         for folder in lock().drain(..) {
             // Nobody is left to tell if this fails.
             let _ = std::fs::remove_dir_all(folder);
@@ -60,6 +74,18 @@ pub(crate) fn watch() -> Result<()> {
 /// The signal that asked for the end, if one did.
 pub(crate) fn received() -> Option<i32> {
     Some(RECEIVED.load(Ordering::Acquire)).filter(|&signal| signal != 0)
+}
+
+/// Gives what must be ended in good order longer than [`GRACE`].
+pub(crate) fn grace(time: Duration) {
+    GRACE_MS.store(u64::try_from(time.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+}
+
+/// Waits until a signal asked for the end, at most that long.
+pub(crate) fn wait(limit: Duration) {
+    let waiting = WAITING.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let waited = WAITING.1.wait_timeout_while(waiting, limit, |()| received().is_none());
+    drop(waited);
 }
 
 /// Fails with `cancelled` once a signal asked for the end.
@@ -89,7 +115,7 @@ fn lock() -> std::sync::MutexGuard<'static, Vec<PathBuf>> {
     LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn wait(set: &libc::sigset_t) -> i32 {
+fn wait_signal(set: &libc::sigset_t) -> i32 {
     loop {
         let mut signal = 0;
         // SAFETY: both are valid; the signals are blocked in this thread.

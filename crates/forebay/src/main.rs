@@ -8,6 +8,8 @@
 //! | [`ckpt`] | `forebay ckpt`: checkpoints listed, checked, written out, cleaned up |
 //! | [`tier`] | `forebay tier`: several stores, seen, drained, told what stays |
 //! | [`config`] | `forebay config`: what is configured, and where that comes from |
+//! | [`agent`] | `forebay agent`: the daemon of a node |
+//! | [`top`] | `forebay top`: what the agent does, live |
 //! | [`mod@bench`] | `forebay bench`: rates beside the limits of the machine |
 //! | [`select`] | names, shards and regions: which bytes of a model are wanted |
 //! | [`targets`] | the memory that a load goes to |
@@ -25,6 +27,7 @@
 //! in one place, below; the exit code follows from its code. Results go to stdout, all else to stderr. With
 //! `--json`, stdout holds one whole JSON document or, after an error, nothing.
 
+mod agent;
 mod args;
 mod bench;
 mod ckpt;
@@ -40,6 +43,7 @@ mod report;
 mod select;
 mod spread;
 mod targets;
+mod top;
 mod tier;
 mod units;
 mod verify;
@@ -70,7 +74,9 @@ fn main() -> ExitCode {
     };
     let console = Console::new(&cli.global);
     let result = run(&cli, &console);
-    if let Some(signal) = interrupt::received() {
+    // To the agent a signal is the way to end.
+    let ends_well = matches!(cli.command, Command::Agent(_)) && result.is_ok();
+    if let Some(signal) = interrupt::received().filter(|_| !ends_well) {
         console.note("interrupted");
         return ExitCode::from(interrupt::exit_code(signal));
     }
@@ -99,12 +105,20 @@ fn exit_code(code: Code) -> u8 {
 }
 
 fn run(cli: &Cli, console: &Console) -> Result<Outcome> {
-    console::start_log(cli.global.verbose)?;
     interrupt::watch()?;
+    if let Command::Agent(args) = &cli.command {
+        // It has a log of its own kind.
+        agent::run(args, &cli.global, console)?;
+        return Ok(Outcome::Good);
+    }
+    console::start_log(cli.global.verbose)?;
     match &cli.command {
+        // Above.
+        Command::Agent(_) => {}
         Command::Load(args) => load::run(args, console)?,
         Command::Inspect(args) => inspect::run(args, console)?,
         Command::Bench(Bench::Load(args)) => bench::run(args, console)?,
+        Command::Top(args) => top::run(args, console)?,
         Command::Ckpt(command) => return ckpt::run(command, console),
         Command::Tier(command) => return tier::run(command, console),
         Command::Config(args) => return config::run(args, console),

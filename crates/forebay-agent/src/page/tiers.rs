@@ -34,8 +34,8 @@ fn card(html: &mut Html, view: &View<'_>, number: usize, tier: &TierStatus) {
     html.element("p", &[("class", &"place")], &tier.place);
     fill(html, tier);
     flow(html, view, number, tier);
-    for note in &tier.notes {
-        html.element("p", &[("class", &"note")], note);
+    if !tier.notes.is_empty() {
+        html.element("p", &[("class", &"note")], tier.notes.join(" · "));
     }
     forms::tier(html, view, tier);
 }
@@ -47,11 +47,10 @@ fn fill(html: &mut Html, tier: &TierStatus) {
         Some(capacity) => html.text(format_args!(" of {}", words::bytes(capacity))),
         None => html.text(" used"),
     };
-    if let Some(free) = tier.free_bytes {
-        html.text(format_args!(", {} free", words::bytes(free)));
-    }
     let steps = words::count(tier.committed, "checkpoint");
-    html.element("span", &[("class", &"right")], steps).close("p");
+    let free = tier.free_bytes.map(|free| format!("{} free · ", words::bytes(free)));
+    let right = free.unwrap_or_default() + &steps;
+    html.element("span", &[("class", &"right")], right).close("p");
     if let Some(capacity) = tier.capacity_bytes.filter(|&capacity| capacity > 0) {
         let percent = (tier.used_bytes as f64 / capacity as f64 * 100.0).min(100.0);
         let class = match percent {

@@ -71,7 +71,9 @@ fn decide(shared: &Shared, state: &mut State, picture: &Picture) -> Vec<Start> {
     state.retries.retain(|(step, _), _| there.contains(step));
     let mut starts = Vec::new();
     let mut room: Vec<(usize, Vec<u64>)> = Vec::new();
-    if shared.duties == Duties::All {
+    // What a tier has that was not looked at yet is not known: a step must not pass it by for that.
+    let known = state.tiers.iter().all(|tier| tier.sight.is_some() || tier.is_down());
+    if shared.duties == Duties::All && known {
         moves(shared, state, picture, now, &mut starts, &mut room);
     }
     for tier in 0..state.tiers.len() {

@@ -19,7 +19,7 @@ const OTHER_COMMIT: Duration = Duration::from_secs(600);
 pub(crate) fn run(shared: &Shared, moving: &Arc<Moving>) {
     io_priority::set(shared.tiers.config.moving.io_priority);
     let order = moving.order;
-    let moved = try_hop(shared, moving);
+    let moved = traced(&order, || try_hop(shared, moving));
     if let Ok(report) = &moved
         && let Arrival::Committed { by_us: true, durable } = report.arrival
     {
@@ -44,6 +44,19 @@ pub(crate) fn run(shared: &Shared, moving: &Arc<Moving>) {
             Err(error) => failed(shared, state, &order, &error),
         }
     });
+}
+
+/// A span for whoever collects traces, and a line in the log.
+fn traced(order: &Order, hop: impl FnOnce() -> Result<HopReport>) -> Result<HopReport> {
+    let span = tracing::info_span!("hop", step = order.step, from = order.from, to = order.to);
+    let _entered = span.enter();
+    let moved = hop();
+    match &moved {
+        Ok(report) => tracing::info!(bytes_sent = report.bytes_sent, "moved"),
+        Err(error) if error.code() == Code::Cancelled => tracing::info!("stopped"),
+        Err(error) => tracing::warn!(%error, "not moved"),
+    }
+    moved
 }
 
 fn try_hop(shared: &Shared, moving: &Moving) -> Result<HopReport> {

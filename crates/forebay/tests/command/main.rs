@@ -12,6 +12,7 @@
 //! | `ckpt_verify` | damage of every kind, found and named |
 //! | `ckpt_export` | exports and comparisons |
 //! | `tier` | tiers drained, seen, told what stays; the configuration; the audit log |
+//! | `agent` | the agent, over HTTP, its socket and in a browser |
 //! | `gpu` | loads to a GPU that the simulated driver plays |
 
 #![expect(
@@ -22,6 +23,7 @@
     reason = "a test that cannot go on must fail, and one that is skipped must say so"
 )]
 
+mod agent;
 mod battery;
 mod bench;
 mod checkpoints;

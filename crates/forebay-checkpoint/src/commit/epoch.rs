@@ -22,9 +22,16 @@ const CLAIM_TRIES: u32 = 64;
 /// Returns the epoch, which the caller hands to the other ranks. Errors: I/O; `timeout` if others are always quicker;
 /// `invalid_metadata` where the commit of `parent` is damaged, because its epoch is not known then.
 pub fn claim(root: &Root, run: RunId, parent: Option<u64>, who: &str) -> Result<u64> {
-    let of_parent = parent.map(|step| place_of(root, step)).transpose()?;
-    let (epoch_of_parent, parent_save) = of_parent.unwrap_or_default();
-    let parent = parent.map(|step| (step, epoch_of_parent));
+    let of_parent = parent.map(|step| Ok((step, place_of(root, step)?)));
+    claim_after(root, run, of_parent.transpose()?, who)
+}
+
+/// A step, its epoch, and which save of its run it was.
+type ParentPlace = (u64, (u64, Option<u32>));
+
+fn claim_after(root: &Root, run: RunId, of_parent: Option<ParentPlace>, who: &str) -> Result<u64> {
+    let parent = of_parent.map(|(step, (epoch, _))| (step, epoch));
+    let parent_save = of_parent.and_then(|(_, (_, save))| save);
     for _ in 0..CLAIM_TRIES {
         let epoch = after_newest(root)?;
         let who = who.to_owned();
@@ -37,6 +44,50 @@ pub fn claim(root: &Root, run: RunId, parent: Option<u64>, who: &str) -> Result<
     }
     let what = "no epoch could be claimed: other jobs were always quicker";
     Err(Error::new(Code::Timeout, what).at(root.store.name()))
+}
+
+/// The same for a job that keeps its steps in several roots and writes to this one: the next number is above those of
+/// all of them, whose claims are copied here before, and `parent` may be in any of them. So a job that goes on from a
+/// farther root, on a drive that has nothing yet, stays on its line.
+///
+/// Errors: as [`claim`]; `already_exists` where the roots are of different jobs.
+pub fn claim_among(
+    root: &Root,
+    others: &[Root],
+    run: RunId,
+    parent: Option<u64>,
+    who: &str,
+) -> Result<u64> {
+    for other in others {
+        copy_claims(other, root)?;
+    }
+    let Some(step) = parent else { return claim(root, run, None, who) };
+    let mut place = place_of(root, step)?;
+    for other in others {
+        if place == (0, None) {
+            place = place_of(other, step)?;
+        }
+    }
+    claim_after(root, run, Some((step, place)), who)
+}
+
+/// Copies what others have claimed, as they wrote it.
+fn copy_claims(from: &Root, to: &Root) -> Result<()> {
+    for number in all(from)? {
+        let key = key(number);
+        let Some((bytes, _)) = from.store.get(&key, RECORD_BYTES_MAX)? else { continue };
+        // One that is damaged is not carried further.
+        if !matches!(decode::<EpochClaim>(&bytes), Ok(Some(_))) {
+            continue;
+        }
+        if !to.create_once(&key, &bytes)? {
+            let what =
+                format!("epoch {number} was claimed by another job than in {}", from.store.name());
+            let error = Error::new(Code::AlreadyExists, what).at(to.place(&key));
+            return Err(error.hint("these are not places of one job: use another folder"));
+        }
+    }
+    Ok(())
 }
 
 fn key(epoch: u64) -> String {

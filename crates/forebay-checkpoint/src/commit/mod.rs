@@ -112,7 +112,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 pub use adopt::{Adopted, Adoption, Standing};
 pub use attempt::{Attempt, Spec};
 pub use clock::{Clock, SystemClock};
-pub use epoch::claim;
+pub use epoch::{claim, claim_among};
 pub use gc::{GcOptions, GcReport, gc, gc_folder};
 pub use hints::{Answer, Board, Hint, Hints, Order, Pulse, Suspect};
 pub use id::{AttemptId, RunId, StructureHash};

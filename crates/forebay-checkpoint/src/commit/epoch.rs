@@ -22,8 +22,8 @@ const CLAIM_TRIES: u32 = 64;
 /// Returns the epoch, which the caller hands to the other ranks. Errors: I/O; `timeout` if others are always quicker;
 /// `invalid_metadata` where the commit of `parent` is damaged, because its epoch is not known then.
 pub fn claim(root: &Root, run: RunId, parent: Option<u64>, who: &str) -> Result<u64> {
-    let of_parent = parent.map(|step| Result::Ok((step, place_of(root, step)?)));
-    claim_after(root, run, of_parent.transpose()?, who)
+    let place = parent.map(|step| place_of(root, step)).transpose()?;
+    claim_after(root, run, parent.zip(place), who)
 }
 
 /// A step, its epoch, and which save of its run it was.

@@ -132,6 +132,23 @@ fn what_servers_honour_is_found_out_through_trouble() {
 }
 
 #[test]
+fn trouble_is_not_taken_for_a_comparison_of_checksums() {
+    let Some(server) = MOTO.as_ref() else { return };
+    // Of the three keys of a probe the last is the one with the wrong checksum: it alone is replaced at will.
+    let address = proxy::start(server.in_turn, |request| {
+        let at_will = request.method == "PUT" && !request.head.to_lowercase().contains("\nif-");
+        match is_probe(request) && at_will {
+            true => Action::Cut,
+            false => Action::Pass,
+        }
+    });
+    let settings = StoreSettings { retries: 2, ..settings(address) };
+    let store = ObjectStore::open(&fresh_url(), &settings).unwrap();
+    assert!(store.probe().is_err(), "it is not known");
+    assert!(!open(server.in_turn).probe().unwrap().rejects_bad_checksums);
+}
+
+#[test]
 fn a_lost_reply_is_looked_up() {
     let lose = first(1);
     let behind = behind(move |request| match request.method {

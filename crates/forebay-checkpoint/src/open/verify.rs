@@ -36,8 +36,8 @@ pub struct Verdict {
 }
 
 impl Checkpoint {
-    /// Checks every item, and looks through the pickles of objects as a restore does. `each` is called after each with its bytes, from several threads; an error it returns ends
-    /// the check.
+    /// Checks every item, and looks through the pickles of objects as a restore does. `each` is called after each with
+    /// its bytes, from several threads; an error it returns ends the check.
     pub fn verify(&self, each: impl Fn(u64) -> Result<()> + Sync) -> Result<Verdict> {
         let mut jobs: Vec<(&Entry, &Chunk)> = Vec::new();
         for entry in &self.entries {

@@ -254,6 +254,7 @@ impl Client {
         let path = self.path(key).map_err(|error| Failed {
             kind: Kind::Permanent,
             unsure: false,
+            status: None,
             error,
         })?;
         let request = || {

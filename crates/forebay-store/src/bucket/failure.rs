@@ -36,6 +36,8 @@ pub(super) struct Failed {
     pub(super) kind: Kind,
     /// Some try may have been carried out without our hearing of it.
     pub(super) unsure: bool,
+    /// Status of the last answer; `None` where there was none.
+    pub(super) status: Option<u16>,
     pub(super) error: Error,
 }
 

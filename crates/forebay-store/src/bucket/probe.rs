@@ -22,8 +22,6 @@ use crate::object::Abilities;
 
 /// Creates of one key at once. A server that looks, then writes, was seen to let two or more of 16 win every time.
 const RACERS: usize = 8;
-/// How often a tampered upload must be refused in a way that trouble on the way may look like.
-const REFUSALS: u32 = 3;
 
 impl Client {
     /// Tries the store. Errors are of the store: it could not be asked, or may not be written.
@@ -108,26 +106,23 @@ impl Client {
         };
         let once = super::settings::StoreSettings { retries: 0, ..self.settings.clone() };
         let retries = super::retry::Retries::new(&once, self.provider);
-        let mut refused = 0;
         let mut tries = 0;
         loop {
             tries += 1;
             let bytes = Bytes::from_static(b"original");
             match self.put_with(&retries, key, &bytes, &put).await {
                 Ok(_) => return Ok(false),
-                Err(failed) => match failed.kind {
-                    Kind::Transient { slow: true } if tries > self.settings.retries => {
-                        return Err(Error::from(failed));
-                    }
-                    Kind::Transient { slow: true } => retries.rest(tries).await,
-                    // A bad checksum counts as one that the wire broke. So may a reply that got lost: asked again.
-                    Kind::Transient { slow: false } if refused < REFUSALS - 1 => {
-                        refused += 1;
-                        retries.rest(tries).await;
-                    }
-                    // It said no, as it should.
-                    _ => return Ok(true),
-                },
+                // It said that of the bytes, as it should.
+                Err(failed) if failed.status == Some(400) => return Ok(true),
+                // It took them, and gave back their own checksum, which is found out here.
+                Err(failed) if failed.status.is_some_and(|status| status < 300) => {
+                    return Ok(false);
+                }
+                Err(failed) if tries > self.settings.retries => return Err(Error::from(failed)),
+                Err(failed) if matches!(failed.kind, Kind::Transient { .. }) => {
+                    retries.rest(tries).await;
+                }
+                Err(failed) => return Err(Error::from(failed)),
             }
         }
     }

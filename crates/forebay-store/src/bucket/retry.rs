@@ -73,19 +73,21 @@ impl Retries {
                 Ok(done) => return Ok(done),
                 Err(failed) => failed,
             };
-            let (kind, mut error, wait) = failed;
+            let (kind, mut error, note) = failed;
+            let status = note.status;
             let Kind::Transient { slow } = kind else {
                 error = with_tries(error, tries);
-                return Err(Failed { kind, unsure, error });
+                return Err(Failed { kind, unsure, status, error });
             };
             unsure = true;
             if let Some(gate) = ask.gate.filter(|_| slow) {
                 gate.slow_down();
             }
-            let pause = wait.unwrap_or_else(|| self.pause(tries));
+            let pause = note.retry_after.unwrap_or_else(|| self.pause(tries));
             let late = Instant::now() + pause >= end;
             if tries > self.settings.retries || late || !self.spend() {
-                return Err(Failed { kind, unsure, error: with_tries(error, tries) });
+                let error = with_tries(error, tries);
+                return Err(Failed { kind, unsure, status, error });
             }
             tracing::debug!(what = ask.what, place = ask.place, tries, "trying again");
             tokio::time::sleep(pause).await;
@@ -97,7 +99,7 @@ impl Retries {
         ask: &Ask<'_>,
         until: Instant,
         request: impl Future<Output = object_store::Result<T>>,
-    ) -> Result<(T, Note), (Kind, Error, Option<Duration>)> {
+    ) -> Result<(T, Note), (Kind, Error, Note)> {
         let (answer, note) = wire::note(tokio::time::timeout_at(until, request)).await;
         match answer {
             Ok(Ok(value)) => {
@@ -106,12 +108,12 @@ impl Retries {
             }
             Ok(Err(raw)) => {
                 let error = error_of(ask.what, &raw, &note, 1).at(&ask.place);
-                Err((kind_of(&raw, &note, self.provider), error, note.retry_after))
+                Err((kind_of(&raw, &note, self.provider), error, note))
             }
             Err(_) => {
                 let what = format!("{}: no answer in time", ask.what);
                 let error = Error::new(Code::Timeout, what).at(&ask.place);
-                Err((Kind::Transient { slow: true }, error, None))
+                Err((Kind::Transient { slow: true }, error, Note::default()))
             }
         }
     }

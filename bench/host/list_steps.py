@@ -53,7 +53,9 @@ def calls(command: list[str], steps: int) -> float | None:
     if shutil.which("strace") is None:
         return None
     with tempfile.NamedTemporaryFile("r") as log:
-        subprocess.run(["strace", "-f", "-c", "-o", log.name, *command], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            ["strace", "-f", "-c", "-o", log.name, *command], check=True, stdout=subprocess.DEVNULL
+        )
         total = re.search(r"^\S+\s+\S+\s+\S*\s+(\d+)\s+\S*\s*total$", log.read(), re.MULTILINE)
     return int(total.group(1)) / steps if total else None
 
@@ -62,7 +64,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--forebay", default="forebay", help="the command")
     parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--dir", type=Path, help="where the root is made [default: a temporary folder]")
+    parser.add_argument(
+        "--dir", type=Path, help="where the root is made [default: a temporary folder]"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="write JSON there too")
     args = parser.parse_args()

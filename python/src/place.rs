@@ -4,7 +4,7 @@
 //! providers' own variables, and one that the process has open is used again.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_checkpoint::open::Place;
 use forebay_store::{PosixStore, Store, StoreSettings, local_path, shared_store};
@@ -19,9 +19,32 @@ const NAMES_MAX: usize = 1 << 22;
 /// The most bytes of a small object.
 const SMALL_BYTES_MAX: u64 = 1 << 20;
 
+/// How buckets are reached that a configuration has named: by the starts of their URLs.
+static KNOWN: Mutex<Vec<(String, StoreSettings)>> = Mutex::new(Vec::new());
+
+/// A bucket's prefix is reached like this from now on, and what is below it.
+pub(crate) fn remember_settings(url: &str, settings: &StoreSettings) {
+    if *settings == StoreSettings::default() {
+        return;
+    }
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    known.retain(|(start, _)| start != url);
+    known.push((url.to_owned(), settings.clone()));
+}
+
+fn settings_of(path: &Path) -> StoreSettings {
+    let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let text = path.to_str().unwrap_or_default();
+    let below = |start: &str| {
+        text.strip_prefix(start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let found = known.iter().find(|(start, _)| below(start));
+    found.map(|(_, settings)| settings.clone()).unwrap_or_default()
+}
+
 /// What is at a path or URL.
 pub(crate) fn place(path: &Path) -> forebay_error::Result<Place> {
-    Place::parse(path, &StoreSettings::default())
+    Place::parse(path, &settings_of(path))
 }
 
 /// A folder's path, or the store of a bucket's prefix.
@@ -38,7 +61,7 @@ pub(crate) fn home(path: &Path) -> forebay_error::Result<Home> {
     let Some(text) = path.to_str() else { return Ok(Home::Folder(path.to_owned())) };
     Ok(match local_path(text)? {
         Some(folder) => Home::Folder(folder),
-        None => Home::Bucket(shared_store(text, &StoreSettings::default())?),
+        None => Home::Bucket(shared_store(text, &settings_of(path))?),
     })
 }
 

@@ -35,8 +35,10 @@ from forebay._ckpt.retention import (
 from forebay._ckpt.saving import Run
 from forebay._ckpt.settings import OnBusy, Progress, parse, parse_step
 from forebay._ckpt.sidefiles import SideFiles
+from forebay._ckpt.tiers import Tiers, TiersLike
 from forebay._ckpt.training import Attached, Owned, Training
 from forebay._errors import Error, make, usage
+from forebay._urls import Place
 
 _log = logging.getLogger("forebay")
 
@@ -76,6 +78,11 @@ class Checkpointer:
         state: a state like those that will be saved. Then rates are measured, and how long a save will hold up
             training is logged and kept in `predicted_stall_s`. What memory was asked for by size or name is made now:
             `staging_bytes`, and with `shadow=True` the shadow. Other memory is made as saves, or `prepare`, need it.
+        tiers: where steps go from `directory`, by themselves: places, the nearest first, or a dict for one
+            (`{"place": "s3://...", "takes": "every 1000"}`), or the path of a `forebay.toml` whose first tier is `directory`.
+            Rank 0 moves them, in threads of its own; saves wait for room on the first tier, or are left out, as is said
+            there; "latest" and numbers mean the nearest copy that verifies, of all tiers. What stays is said in the tiers.
+            At the end of the job what is not moved yet stays for the next, `drain`, or an agent.
     """
 
     def __init__(
@@ -93,6 +100,7 @@ class Checkpointer:
         progress: Progress | None = None,
         device: object = None,
         state: Any = None,
+        tiers: TiersLike | None = None,
     ) -> None:
         self._settings = parse(
             directory,
@@ -106,6 +114,7 @@ class Checkpointer:
             overwrite,
             progress,
             device,
+            tiers,
         )
         self._pid = os.getpid()
         #: The last step restored or committed.
@@ -239,7 +248,7 @@ class Checkpointer:
             self._run.finish(4)
         ranks = self._ranks()
         directory = self._settings.directory
-        chosen = choose(directory, step, ranks)
+        chosen = choose(directory, step, ranks, self._settings.tiers)
         request = Request(
             state,
             per_rank,
@@ -249,7 +258,9 @@ class Checkpointer:
             self._settings.progress,
         )
         report = restoring.restore(request, ranks, chosen)
-        if chosen.folder == directory and chosen.step is not None:
+        tiers = self._settings.tiers
+        own = [directory] if tiers is None else tiers.places
+        if chosen.folder in own and chosen.step is not None:
             self._parent = chosen.step
             if self._run is not None:
                 self._run.rebase(chosen.step)
@@ -266,8 +277,7 @@ class Checkpointer:
         self._check_process()
         chosen = self._ranks().rank if rank is None else rank
         return load_rank(
-            self._settings.directory,
-            self._number(step),
+            *self._found(step),
             chosen,
             weights_only,
             self._settings.threads,
@@ -276,20 +286,31 @@ class Checkpointer:
     def side_files(self, step: int | Literal["latest"] = "latest") -> dict[str, bytes]:
         """The files that were committed with a step, by name. Not a collective call."""
         self._check_process()
-        return side_files(self._settings.directory, self._number(step))
+        return side_files(*self._found(step))
 
-    def _number(self, step: object) -> int:
-        number = self.latest() if step == "latest" else parse_step(step)
+    def _found(self, step: object) -> tuple[Place, int]:
+        """Where a step is, or the newest, and its number."""
+        tiers, number = self._settings.tiers, None if step == "latest" else parse_step(step)
+        if tiers is not None:
+            return tiers.nearest(number)[:2]
+        number = self.latest() if number is None else number
         if number is None:
             raise make("not_found", "no step is committed", str(self._settings.directory))
-        return number
+        return self._settings.directory, number
 
     # The directory
 
     def latest(self) -> int | None:
         """The newest committed step of the newest run. Ranks that ask at different times may see different ones."""
         self._check_process()
-        return _native.latest(self._settings.directory)
+        if self._settings.tiers is None:
+            return _native.latest(self._settings.directory)
+        try:
+            return self._settings.tiers.nearest(None)[1]
+        except Error as error:
+            if error.code == "not_found":
+                return None
+            raise
 
     def steps(self) -> list[dict[str, Any]]:
         """All steps: number, state ("committed", "pending", "removed", "lost", "dead"), age in seconds, bytes, ranks."""
@@ -323,6 +344,30 @@ class Checkpointer:
         saves. To be called by one rank."""
         self._check_process()
         return collect(self._settings, grace_s, dry_run)
+
+    # Tiers
+
+    def tier_status(self) -> dict[str, Any]:
+        """How the tiers stand: what `forebay tier status --json` has. To be called by rank 0."""
+        return self._tiers().status()
+
+    def drain(self, timeout: float = 3600.0) -> bool:
+        """Waits until every committed step is where it should be, after the end of the save under way; False if that takes
+        longer. To be called by rank 0."""
+        tiers = self._tiers()
+        self.wait()
+        return tiers.drain(timeout)
+
+    def pause_tiers(self, paused: bool = True) -> None:
+        """Lets nothing more in or out of tiers, or goes on: for phases in which the network belongs to others. What is
+        under way stops within one part. To be called by rank 0."""
+        self._tiers().act({"action": "pause" if paused else "resume"}, "Checkpointer")
+
+    def _tiers(self) -> Tiers:
+        self._check_process()
+        if self._settings.tiers is None:
+            raise usage("this Checkpointer has no tiers", "Checkpointer(..., tiers=[...])")
+        return self._settings.tiers
 
     # The end of a job
 
@@ -383,6 +428,8 @@ class Checkpointer:
         if self._retention is not None:
             self._retention.close(timeout)
             self._retention = None
+        if self._settings.tiers is not None:
+            self._settings.tiers.close()
         for hook in list(self._hooks):
             hook.remove()
         self._preemption.close()
@@ -438,6 +485,8 @@ class Checkpointer:
             return
         run = self._run
         if run is not None and run.ranks.rank == 0:
+            if self._settings.tiers is not None:
+                self._settings.tiers.wake()
             if self._retention is None:
                 self._retention = Retention(self._settings)
             self._retention.ask()

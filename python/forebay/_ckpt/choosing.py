@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 
 from forebay import _native
 from forebay._ckpt.ranks import Ranks
 from forebay._ckpt.settings import parse_step
+from forebay._ckpt.tiers import Tiers
 from forebay._errors import DataError, Error, make, usage
 from forebay._urls import Place, place_of
 
@@ -47,14 +49,18 @@ class Choice:
         return [] if self.step is None else _before(self.folder, self.step)
 
 
-def choose(directory: Place, step: object, ranks: Ranks) -> Choice:
+def choose(directory: Place, step: object, ranks: Ranks, tiers: Tiers | None = None) -> Choice:
     """What to restore: the step of a number, the "latest", or a folder that is a checkpoint; the same on all ranks. A
     collective call. Errors: `not_found`, `not_committed`, `usage`, `structure_mismatch`."""
     error: Error | None = None
     choice = Choice(directory, None)
     latest = isinstance(step, str) and step == "latest"
+    # A folder that is named is that one, wherever it is.
+    among = None if isinstance(step, str | os.PathLike) and not latest else tiers
     try:
-        if latest:
+        if among is not None:
+            choice = _nearest(among, None if latest else parse_step(step), ranks)
+        elif latest:
             choice = Choice(directory, _latest(directory) if ranks.rank == 0 else -1)
         else:
             choice = _named(directory, step)
@@ -74,13 +80,29 @@ def choose(directory: Place, step: object, ranks: Ranks) -> Choice:
     first = Choice(place_of(folder), None if number is None else int(number))
     for rank, answer in enumerate(answers):
         same = answer["named"] == answers[0]["named"]
-        if not same or (answer["named"] and answer["choice"] != answers[0]["choice"]):
+        # With tiers only rank 0 knows the place.
+        asked_for = slice(None if among is None else 1, None)
+        other_one = answer["choice"][asked_for] != answers[0]["choice"][asked_for]
+        if not same or (answer["named"] and other_one):
             other = Choice(place_of(answer["choice"][0]), answer["choice"][1])
             asked = other.title if answer["named"] else "the latest step"
             what = f"rank 0 restores {first.title}, rank {rank} asked for {asked}"
             raise make("structure_mismatch", what, str(directory))
     # Where the folder is may differ from rank to rank, for relative paths and mounts.
+    if among is not None:
+        # What rank 0 chose has been looked at; tiers are in the same places on all ranks.
+        return first
     return first if latest is False and first.step is None else Choice(choice.folder, first.step)
+
+
+def _nearest(tiers: Tiers, step: int | None, ranks: Ranks) -> Choice:
+    """The nearest copy that is sound. Rank 0 alone looks."""
+    if ranks.rank:
+        return Choice(tiers.places[0], -1 if step is None else step)
+    folder, number, passed = tiers.nearest(step)
+    for line in passed:
+        warnings.warn(f"a tier is passed over: {line}", stacklevel=5)
+    return Choice(folder, number)
 
 
 def _named(directory: Place, step: object) -> Choice:

@@ -49,7 +49,9 @@ class Natives:
         epoch: int | None = None
         if ranks.rank == 0:
             try:
-                epoch = self.saver(device, ranks).claim(parent)
+                tiers = self.settings.tiers
+                farther = None if tiers is None else tiers.start()
+                epoch = self.saver(device, ranks).claim(parent, farther)
             except Error as raised:
                 error = raised
         if ranks.alone:

@@ -13,6 +13,7 @@ import platform
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from math import prod
 from time import monotonic, perf_counter, sleep
 from typing import Any
@@ -32,12 +33,16 @@ from forebay._ckpt.settings import Settings
 from forebay._ckpt.snapshot import Snapshot, Snapshots, device_of
 from forebay._ckpt.stall import Stall
 from forebay._ckpt.structures import Ready, Structures
+from forebay._ckpt.tiers import PATIENCE_SECONDS
 from forebay._ckpt.training import Training
 from forebay._errors import Error, make, usage
 
 #: How long a rank that cannot save waits until others know, and how long it looks for what they save.
 _WITHDRAW_SECONDS = 5.0
 _LOOK_SECONDS = 2.0
+
+#: How much longer than rank 0 the others wait for what it says of room.
+_ROOM_SECONDS = 60.0
 
 #: What follows a save, on the watching thread.
 After = Callable[[SaveHandle], None]
@@ -71,7 +76,7 @@ class Run:
         try:
             if self.ranks.stale:
                 self._find_ranks()
-            goes = self._make_way()
+            goes = self._make_way() and self._admitted()
             waited = perf_counter()
             if goes:
                 with quiet():
@@ -184,6 +189,33 @@ class Run:
         key = f"forebay/save/{self.natives.run_id}/{self._counter}"
         decided: bytes = store.compare_set(key, "", "go" if done else "skip")
         return decided == b"go"
+
+    def _admitted(self) -> bool:
+        """Whether the first tier has room, or gets some: rank 0 asks, the others hear. Errors: none comes in time, on all
+        ranks alike."""
+        tiers, run_id = self.settings.tiers, self.natives.run_id
+        if tiers is None:
+            return True
+        if self.ranks.alone:
+            return tiers.admit()
+        store = self.ranks.store()
+        if store is None or run_id is None:
+            # Nothing to tell the others by, yet: a full disk is told as any.
+            return True
+        key = f"forebay/room/{run_id}/{self._counter}"
+        if self.ranks.rank == 0:
+            try:
+                told = "go" if tiers.admit() else "skip"
+            except Error as error:
+                store.set(key, error.what)
+                raise
+            store.set(key, told)
+            return told == "go"
+        store.wait([key], timedelta(seconds=PATIENCE_SECONDS + _ROOM_SECONDS))
+        heard: str = store.get(key).decode(errors="replace")
+        if heard not in ("go", "skip"):
+            raise make("no_space", f"rank 0: {heard}", str(self.settings.directory))
+        return heard == "go"
 
     def _learn(self, last: SaveHandle, level: int) -> None:
         """What the save before means for the next one."""

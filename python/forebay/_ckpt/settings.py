@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from forebay._catalog import PathLike
+from forebay._ckpt.tiers import Tiers, TiersLike
 from forebay._errors import usage
 from forebay._save import parse_size
 from forebay._urls import Place, place_of
@@ -39,6 +40,7 @@ class Settings:
     overwrite: bool
     progress: Progress | None
     device: str | None
+    tiers: Tiers | None = None
 
 
 def parse(
@@ -53,6 +55,7 @@ def parse(
     overwrite: bool,
     progress: Progress | None,
     device: object,
+    tiers: TiersLike | None = None,
 ) -> Settings:
     """Checks the arguments of `Checkpointer`. Errors: `usage`."""
     if isinstance(directory, bytes) or not isinstance(directory, str | os.PathLike):
@@ -70,8 +73,12 @@ def parse(
     check_count("keep_last", keep_last)
     check_count("keep_every", keep_every)
     check_count("threads", threads, _THREADS_MAX)
+    place = place_of(directory).absolute()
+    if tiers is not None and (keep_last is not None or keep_every is not None):
+        what = "keep_last and keep_every beside tiers"
+        raise usage(what, "say in the tiers what stays: nothing must go that was not moved on")
     return Settings(
-        place_of(directory).absolute(),
+        place,
         None if staging_bytes is None else parse_size(staging_bytes),
         "auto" if shadow == "auto" else bool(shadow),
         process_group,
@@ -82,6 +89,7 @@ def parse(
         bool(overwrite),
         progress,
         None if device is None else _device_name(device),
+        None if tiers is None else Tiers(tiers, place),
     )
 
 

@@ -3,7 +3,7 @@
 //! Thin as the rest: [`agreed`] has what all ranks agreed on, [`structure`] describes what a rank writes,
 //! [`pool`] is staging memory, [`saver`] starts saves and
 //! [`saving`] is one under way, [`reader`] opens checkpoints, [`steps`] looks after a folder of steps.
-//! [`hints`] is a rank's end of torch's store. [`audit`] tells Python's audit hooks what is about to be written.
+//! [`tiers`] moves steps on. [`hints`] is a rank's end of torch's store. [`audit`] tells Python's audit hooks what is about to be written.
 //! Flattening, agreement between ranks and everything about torch is the package's.
 
 mod agreed;
@@ -15,6 +15,7 @@ mod saver;
 mod saving;
 mod steps;
 mod structure;
+mod tiers;
 
 use forebay_error::{Code, Error};
 use pyo3::prelude::*;
@@ -29,6 +30,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<saving::Save>()?;
     module.add_class::<reader::Checkpoint>()?;
     module.add_class::<steps::ReadLease>()?;
+    module.add_class::<tiers::Tiers>()?;
     module.add_function(wrap_pyfunction!(saver::commit_parts, module)?)?;
     module.add_function(wrap_pyfunction!(steps::steps, module)?)?;
     module.add_function(wrap_pyfunction!(steps::latest, module)?)?;

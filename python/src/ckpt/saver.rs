@@ -26,6 +26,7 @@ use super::hints::Hints;
 use super::pool::Pool;
 use super::saving::Save;
 use super::structure::{Step, Structure};
+use super::tiers::Tiers;
 use super::usage;
 use crate::engine::Engine;
 use crate::error::Result;
@@ -215,11 +216,14 @@ impl Saver {
     }
 
     /// Claims the next epoch of the folder for this run: once a life of the job, on one rank, before its first save.
-    #[pyo3(signature = (parent=None))]
-    fn claim(&self, py: Python<'_>, parent: Option<u64>) -> Result<u64> {
+    /// With tiers, it is a folder of a job that has more of them: what was claimed there counts here.
+    #[pyo3(signature = (parent=None, tiers=None))]
+    fn claim(&self, py: Python<'_>, parent: Option<u64>, tiers: Option<&Tiers>) -> Result<u64> {
         let settings = self.inner.get()?.clone();
+        let others = tiers.map(Tiers::farther).transpose()?.unwrap_or_default();
         interruptible(py, move |_| {
-            commit::claim(&settings.root, settings.run, parent, &settings.who)
+            let (root, run) = (&settings.root, settings.run);
+            commit::claim_among(root, &others, run, parent, &settings.who)
         })
     }
 

@@ -166,6 +166,12 @@ impl Runner {
         admit::admit(&self.shared, bytes, patience)
     }
 
+    /// Bytes of the newest step: what the next save is likely to need; 0 where there is none yet.
+    pub fn expected_bytes(&self) -> u64 {
+        let state = self.shared.lock();
+        self.shared.picture(&state).newest_bytes().unwrap_or(0)
+    }
+
     /// What is not done yet, as of the last look at each tier.
     pub fn pending(&self) -> Pending {
         let state = self.shared.lock();

@@ -1,0 +1,129 @@
+"""Tiers of a `Checkpointer`: steps that are saved to the first go on to the others by themselves.
+
+The native runner does it, in threads of rank 0: it looks, moves, removes, and never calls Python. Here is what it is
+told: where the tiers are, that something was saved, that a save wants room.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from forebay import _native
+from forebay._errors import make, usage
+from forebay._urls import Place, place_of
+
+#: What `Checkpointer(tiers=...)` takes.
+TiersLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Mapping[str, Any]]
+
+#: How long a save waits for room on the first tier.
+PATIENCE_SECONDS = 600.0
+
+#: What a file without a name is called in errors.
+_NO_FILE = "forebay.toml"
+
+
+class Tiers:
+    """The tiers of one checkpointer. `places` are the same on all ranks; only rank 0 starts anything."""
+
+    def __init__(self, tiers: TiersLike, directory: Place) -> None:
+        self._file, self._text = _source(tiers, directory)
+        places, backlog = _native.Tiers.read(self._file, self._text)
+        #: Where the steps are, the nearest first.
+        self.places = [place_of(place).absolute() for place in places]
+        if not self.places or self.places[0] != directory:
+            first = self.places[0] if self.places else "nowhere"
+            what = f"saves go to {directory}, and the first tier is {first}"
+            raise usage(what, "the Checkpointer's directory is the place of the first tier")
+        if backlog == "straight":
+            what = "a Checkpointer saves to the first tier, and backlog is 'straight'"
+            raise usage(what, "say 'wait' or 'skip'")
+        self._native: _native.Tiers | None = None
+
+    def start(self) -> _native.Tiers:
+        """The runner; to be called on rank 0."""
+        if self._native is None:
+            self._native = _native.Tiers(self._file, self._text)
+        return self._native
+
+    def wake(self) -> None:
+        """A step was committed."""
+        self.start().wake()
+
+    def admit(self) -> bool:
+        """Waits until a save has room; False where it is to be left out."""
+        return self.start().admit(PATIENCE_SECONDS)
+
+    def nearest(self, step: int | None) -> tuple[Place, int, list[str]]:
+        """From where to restore a step, or the newest, and what was passed over for it. Errors: `not_found`; those of the
+        nearest copy where none is sound."""
+        place, number, older, passed = _native.Tiers.nearest(self._file, self._text, step)
+        if older:
+            passed = [*passed, f"step {number} is not the newest: no copy of that is sound"]
+        return place_of(place).absolute(), number, passed
+
+    def status(self) -> dict[str, Any]:
+        """How everything stands, as `forebay tier status --json` has it."""
+        found: dict[str, Any] = json.loads(self.start().status())
+        return found
+
+    def act(self, action: Mapping[str, Any], who: str) -> dict[str, Any]:
+        """Does what is asked for; its outcome."""
+        found: dict[str, Any] = json.loads(self.start().act(json.dumps(dict(action)), who))
+        return found
+
+    def drain(self, timeout: float) -> bool:
+        """Waits until every step is where it should be."""
+        return self.start().drain(timeout)
+
+    def close(self) -> None:
+        """Ends what is under way within one part; another process goes on with it."""
+        native, self._native = self._native, None
+        if native is not None:
+            native.stop()
+
+
+def _source(tiers: TiersLike, directory: Place) -> tuple[str, str | None]:
+    """The file of a configuration, or its text."""
+    if isinstance(tiers, str | os.PathLike):
+        file = os.fspath(tiers)
+        if not Path(file).is_file():
+            raise make("not_found", "no such configuration of tiers", str(file))
+        return str(file), None
+    farther = [_table(tier, number + 1) for number, tier in enumerate(tiers)]
+    first = {"name": "tier0", "place": str(directory)}
+    return str(Path.cwd() / _NO_FILE), "\n".join(_toml(table) for table in [first, *farther])
+
+
+def _table(tier: object, number: int) -> dict[str, Any]:
+    if isinstance(tier, str | os.PathLike):
+        return {"name": f"tier{number}", "place": str(place_of(tier).absolute())}
+    if not isinstance(tier, Mapping):
+        raise usage(f"a tier is {tier!r}, a place or a dict is needed")
+    return {"name": f"tier{number}", **tier}
+
+
+def _toml(table: Mapping[str, Any]) -> str:
+    """A `[[tier]]` table. Texts and numbers are written alike in JSON and in TOML."""
+    lines = ["[[tier]]"]
+    for key, value in table.items():
+        if not isinstance(key, str) or not key.isidentifier():
+            raise usage(f"a key of a tier is {key!r}")
+        if key != "store":
+            lines.append(f"{key} = {_value(key, value)}")
+    store = table.get("store")
+    if isinstance(store, Mapping):
+        lines.append("[tier.store]")
+        lines += [f"{key} = {_value(key, value)}" for key, value in store.items()]
+    return "\n".join(lines)
+
+
+def _value(key: object, value: object) -> str:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, bool | int | float | str):
+        return json.dumps(value)
+    raise usage(f"a tier's {key} is {value!r}, text, a number or a boolean is needed")

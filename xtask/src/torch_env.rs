@@ -12,7 +12,7 @@ const NAME: &str = "torch";
 
 /// `safetensors` is pinned, because the tests compare verdicts with it.
 const REQUIREMENTS: &[&[&str]] = &[
-    &["maturin>=1.9,<2", "pytest", "pytest-xdist>=3.6"],
+    &["maturin>=1.9,<2", "pytest", "pytest-xdist>=3.6", "pyyaml"],
     &["numpy", "hypothesis", "safetensors==0.8.0", "torch"],
     // Kills a training job at its changes to the disk; needs nothing but the standard library. Pinned: tests read its
     // table.

@@ -1,8 +1,8 @@
 //! The jobs that an agent works for, and what is remembered of each between two looks: the last answer, a few minutes
 //! of rates, how many errors there were.
 //!
-//! Pages, metrics and terminals ask often and at once. An answer is used for [`FRESH`], and who asks meanwhile waits for
-//! the one that is on its way, so that many viewers cost what one does.
+//! Pages, metrics and terminals ask often and at once. An answer is used for [`FRESH`], and who asks meanwhile waits
+//! for the one that is on its way, so that many viewers cost what one does.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -69,19 +69,24 @@ impl fmt::Debug for Secret {
 
 /// Reads a small file that holds a secret.
 ///
-/// Errors: I/O; `permission_denied` where others than its owner may read or write it, or it is neither this user's nor
+/// A file of root's may be open to its group to read: so secrets are given to a service (mode 0640, group of the
+/// service; a Kubernetes secret with fsGroup).
+///
+/// Errors: I/O; `permission_denied` where others than those may read or write it, or it is neither this user's nor
 /// root's; `unsupported` for one of more than 1 MiB.
 pub(crate) fn read_private(path: &Path, what: &str) -> Result<Vec<u8>> {
     let failed = |error| Error::io(format!("cannot read {what}"), error).at(path.display());
     let file = File::open(path).map_err(failed)?;
     let about = file.metadata().map_err(failed)?;
-    if about.mode() & 0o077 != 0 {
+    let own = rustix::process::geteuid().as_raw();
+    let by_group = if about.uid() == 0 && own != 0 { 0o040 } else { 0 };
+    if about.mode() & 0o077 & !by_group != 0 {
         let what = format!("{what} is open to others: mode {:03o}", about.mode() & 0o777);
         return Err(Error::new(Code::PermissionDenied, what)
             .at(path.display())
             .hint("chmod 600, and if others could read it, make a new one"));
     }
-    if ![0, rustix::process::geteuid().as_raw()].contains(&about.uid()) {
+    if ![0, own].contains(&about.uid()) {
         let what = format!("{what} belongs to another user: {}", about.uid());
         return Err(Error::new(Code::PermissionDenied, what).at(path.display()));
     }

@@ -1,5 +1,5 @@
-//! Folders that clients hand over as open descriptors. What is saved there goes to the configured tiers after the first,
-//! below the job's name there; the folder takes the place of the first tier.
+//! Folders that clients hand over as open descriptors. What is saved there goes to the configured tiers after the
+//! first, below the job's name there; the folder takes the place of the first tier.
 //!
 //! What a client may make an agent do is bounded by who it is. The agent opens no path for it: the folder is the
 //! descriptor, and nothing outside of it is reached through links ([`PosixStore::handed_over`]), whatever the agent
@@ -7,8 +7,8 @@
 //! reads or writes there is one that this user could: an agent of root does not read for others. Where several users
 //! share a node, each runs an agent of its own.
 //!
-//! A job outlives its client. It does not outlive the agent: descriptors end with it, and who saves hands its folder over
-//! again when it connects again, which is no error if it is the same folder.
+//! A job outlives its client. It does not outlive the agent: descriptors end with it, and who saves hands its folder
+//! over again when it connects again, which is no error if it is the same folder.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

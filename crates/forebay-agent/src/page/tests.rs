@@ -1,3 +1,5 @@
+//! Pages as text: everything is there, nothing gets out of it. In a browser they are looked at by the command's tests.
+
 use forebay_tier::status::StepStatus;
 
 use super::*;

@@ -24,8 +24,8 @@ impl Line {
         Self { text: String::new(), used: 0, width, color }
     }
 
-    /// Adds text; what does not fit is cut. Characters count as one column each: names of steps and tiers are ASCII, and
-    /// what is wider is cut by the terminal.
+    /// Adds text; what does not fit is cut. Characters count as one column each: names of steps and tiers are ASCII,
+    /// and what is wider is cut by the terminal.
     pub(super) fn put(&mut self, style: &str, text: &str) -> &mut Self {
         let text = clean(text);
         let room = self.width.saturating_sub(self.used);

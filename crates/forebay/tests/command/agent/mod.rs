@@ -4,11 +4,13 @@
 //! | --- | --- |
 //! | `http` | tokens, TLS, actions, sessions, bounds, hostile names |
 //! | `socket` | local processes: protocol, users, folders that are handed over, links that lead out of them |
+//! | `deploy` | the service unit and the manifests |
 //! | `life` | start, end, `--check`, two of them, kill -9 in the middle, systemd, log, traces, `top` |
 //! | `page` | the page in a browser, on a phone and on a desk |
 //! | `browser` | headless Chromium by its protocol |
 
 mod browser;
+mod deploy;
 mod http;
 mod life;
 mod page;

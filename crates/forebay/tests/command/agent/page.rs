@@ -35,8 +35,9 @@ fn keep(name: &str, picture: &[u8]) {
 fn fits(browser: &mut Browser, what: &str) {
     let widths = browser.value("[document.documentElement.scrollWidth, innerWidth]");
     assert!(widths[0].as_u64() <= widths[1].as_u64(), "{what}: {widths}");
-    let small = "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1).length";
-    assert_eq!(browser.value(small), 0, "{what}: something sticks out");
+    let outside = "[...document.querySelectorAll('main *')]\
+                   .filter(e => e.getBoundingClientRect().right > innerWidth + 1).length";
+    assert_eq!(browser.value(outside), 0, "{what}: something sticks out");
     let troubles: Vec<_> = browser
         .events
         .iter()

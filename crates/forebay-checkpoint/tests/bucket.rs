@@ -9,6 +9,8 @@ mod open;
 mod save_support;
 #[path = "../../forebay-store/tests/servers/mod.rs"]
 mod servers;
+#[path = "bucket_cases/uploads.rs"]
+mod uploads;
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -20,6 +20,9 @@ type Result<T = ()> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 /// Bytes that a thread takes at a time from a file: two parts of an upload.
 const PIECE: u64 = 8 << 20;
 
+/// Ranges that a thread asks for at once.
+const RANGES: u64 = 4;
+
 fn main() -> Result {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [what, file, url, key, options @ ..] = words.as_slice() else {
@@ -52,7 +55,15 @@ fn main() -> Result {
     let peak = peak_bytes()?;
     writeln!(
         std::io::stdout(),
-        r#"{{"bytes": {bytes}, "wall": {wall:.4}, "cpu": {cpu:.4}, "peak_bytes": {peak}, "part_bytes": {parts}}}"#
+        concat!(
+            r#"{{"bytes": {}, "wall": {:.4}, "cpu": {:.4}, "#,
+            r#""peak_bytes": {}, "part_bytes": {}}}"#
+        ),
+        bytes,
+        wall,
+        cpu,
+        peak,
+        parts
     )?;
     Ok(())
 }
@@ -77,7 +88,7 @@ fn put(store: &ObjectStore, key: &str, file: &str, threads: u64) -> Result<u64> 
 fn get(store: &ObjectStore, key: &str, file: &str, threads: u64, range: u64) -> Result<u64> {
     let source = store.open_data(key)?;
     let file = File::create(file)?;
-    each_piece(source.len(), range, threads, |at, buffer| {
+    each_piece(source.len(), range * RANGES, threads, |at, buffer| {
         let mut done = 0;
         while done < buffer.len() {
             let rest = buffer.get_mut(done..).unwrap_or_default();

@@ -57,6 +57,19 @@ pub trait Store: Send + Sync {
         first
     }
 
+    /// Objects below a prefix that somebody began to write and did not seal, and that no listing shows: uploads to a
+    /// bucket. One line each, a key may come twice; `bytes` is 0, the age since it was begun. Nothing where there is no
+    /// such thing, or where it cannot be listed. More than `limit` is `unsupported`.
+    fn unfinished(&self, _prefix: &str, _limit: usize) -> Result<Vec<Listed>> {
+        Ok(Vec::new())
+    }
+
+    /// Has the store forget what was begun under a key, and its parts, which nobody can go on with; how many there
+    /// were. Whoever still writes one of them fails.
+    fn forget_unfinished(&self, _key: &str) -> Result<u64> {
+        Ok(0)
+    }
+
     /// Makes what was put at `staged` the object at `to`, in one step and durably: the one call that makes a
     /// checkpoint visible. Whoever loses changes nothing. A reply that got lost is looked up: the destination is read
     /// again, and `Done` is said if it holds what was staged. After `Done` there is nothing at `staged`; where several
@@ -111,6 +124,14 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn discard(&self, keys: &[String]) -> Result<()> {
         (**self).discard(keys)
+    }
+
+    fn unfinished(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        (**self).unfinished(prefix, limit)
+    }
+
+    fn forget_unfinished(&self, key: &str) -> Result<u64> {
+        (**self).forget_unfinished(key)
     }
 
     fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published> {

@@ -287,6 +287,33 @@ fn holes_are_zeros_and_what_is_not_sealed_is_not_there() {
 }
 
 #[test]
+fn what_a_killed_writer_uploaded_is_found_and_forgotten() {
+    let Some(server) = MOTO.as_ref().or(S3S.as_ref()) else { return };
+    let url = fresh_url();
+    let open = || ObjectStore::open(&url, &settings(server.server.address)).unwrap();
+    let (killed, other) = (open(), open());
+    for key in ["a/b", "a/bc"] {
+        let object = killed.create_data(key, 20 << 20).unwrap();
+        write_all_at(object.sink(), &vec![1; 8 << 20], 0).unwrap();
+        // A process that is killed runs no destructors.
+        std::mem::forget(object);
+    }
+    let until = Instant::now() + Duration::from_secs(20);
+    while other.unfinished("", 10).unwrap().len() < 2 {
+        assert!(Instant::now() < until, "the parts are not sent");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(other.list("", 10).unwrap().is_empty(), "a listing of objects does not show them");
+    assert_eq!(other.unfinished("", 1).unwrap_err().code(), Code::Unsupported);
+    assert!(other.unfinished("b/", 10).unwrap().is_empty());
+    assert_eq!(other.forget_unfinished("a/b").unwrap(), 1);
+    assert_eq!(other.forget_unfinished("a/b").unwrap(), 0);
+    let left: Vec<String> =
+        other.unfinished("a/", 10).unwrap().into_iter().map(|l| l.key).collect();
+    assert_eq!(left, ["a/bc"], "one whose key starts alike stays");
+}
+
+#[test]
 fn an_upload_that_fails_says_so_to_its_writers() {
     let behind = behind(|request| match request.path.contains("partNumber") {
         true => Action::Answer(403, "AccessDenied"),

@@ -22,6 +22,7 @@ use super::record::Failure;
 use super::root::{LIST_MAX, Root};
 use super::steps::CommitInfo;
 use super::strays;
+use super::uploads;
 use super::withdraw::{is_awake, layouts, withdraw};
 
 /// No write of a small object takes that long: its temporary object may go.
@@ -82,6 +83,7 @@ pub fn gc(root: &Root, options: &GcOptions) -> Result<GcReport> {
         folders.push(Layout::new(""));
     }
     let mut report = collect(root, &folders, options);
+    uploads::forget(root, &folders, options, &mut report);
     remove_pulses(root, options, &mut report);
     super::index::tidy(root, options, &mut report);
     strays::remove_temps(root, options, &mut report);

@@ -104,6 +104,7 @@ mod steps;
 mod strays;
 mod survey;
 mod turn;
+mod uploads;
 mod watch;
 mod withdraw;
 

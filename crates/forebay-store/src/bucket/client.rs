@@ -26,6 +26,7 @@ use super::place::Provider;
 use super::retry::{Ask, Retries};
 use super::room::Room;
 use super::settings::StoreSettings;
+use super::unfinished::Uploads;
 use super::wire::{Note, Tampered};
 use crate::key::KEY_BYTES_MAX;
 use crate::object::Version;
@@ -50,6 +51,8 @@ pub(super) struct Client {
     pub(super) objects: Arc<dyn ObjectStore>,
     singly: Arc<dyn ObjectStore>,
     pub(super) multipart: Arc<dyn MultipartStore>,
+    /// Where the store can list uploads that never ended.
+    pub(super) uploads_by_hand: Option<Uploads>,
     pub(super) settings: StoreSettings,
     pub(super) handle: Handle,
     pub(super) retries: Retries,
@@ -136,6 +139,7 @@ impl Client {
             objects: stores.objects,
             singly: stores.singly,
             multipart: stores.multipart,
+            uploads_by_hand: stores.uploads,
             settings: settings.clone(),
             handle,
             retries: Retries::new(settings, provider),

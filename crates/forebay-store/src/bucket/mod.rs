@@ -7,6 +7,7 @@
 //! | `publish` | the staged object is read and PUT conditionally, then removed: see [`publish`] |
 //! | `remove`, `discard` | DELETE, of a thousand at once where the store can |
 //! | `create_data` | multipart upload, complete with `seal`: see [`upload`] |
+//! | `unfinished` | the list of multipart uploads, on S3: see [`unfinished`] |
 //! | `open_data` | ranged GETs of one version: see [`download`] |
 //! | ages | `Date` of the answer less `Last-Modified`: see [`listing`] |
 //!
@@ -33,6 +34,7 @@ mod retry;
 mod room;
 mod runtime;
 mod settings;
+mod unfinished;
 mod upload;
 mod wire;
 
@@ -63,6 +65,9 @@ pub fn open_store(url: &str, settings: &StoreSettings) -> Result<Arc<dyn Store>>
         _ => Arc::new(ObjectStore::open(url, settings)?),
     })
 }
+
+/// Uploads of one key, and of those that start like it, that are looked through.
+const UNFINISHED_MAX: usize = 100_000;
 
 /// See the module.
 pub struct ObjectStore {
@@ -219,6 +224,19 @@ impl Store for ObjectStore {
     fn discard(&self, keys: &[String]) -> Result<()> {
         keys.iter().try_for_each(|key| check_key(key))?;
         self.run(self.client.delete(keys))
+    }
+
+    fn unfinished(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        check_prefix(prefix)?;
+        let found = self.run(self.client.unfinished(prefix, limit))?;
+        Ok(found.into_iter().map(Listed::from).collect())
+    }
+
+    fn forget_unfinished(&self, key: &str) -> Result<u64> {
+        check_key(key)?;
+        let found = self.run(self.client.unfinished(key, UNFINISHED_MAX))?;
+        let own = found.into_iter().filter(|upload| upload.key == key);
+        own.map(|upload| self.run(self.client.forget(&upload)).map(|()| 1)).sum()
     }
 
     fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published> {

@@ -4,18 +4,24 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_error::{Code, Error, Result};
-use object_store::aws::{AmazonS3Builder, Checksum};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::azure::MicrosoftAzureBuilder;
+use object_store::client::HttpConnector;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
 use object_store::{Certificate, ClientOptions, HeaderValue, RetryConfig};
+use url::Url;
 
 use super::client::Client;
 use super::place::Provider;
 use super::runtime;
 use super::settings::StoreSettings;
+use super::unfinished::Uploads;
 use super::wire::Connector;
+
+/// What the crate takes where none is said.
+const REGION: &str = "us-east-1";
 
 /// A provider's client from all sides.
 pub(super) struct Stores {
@@ -23,6 +29,8 @@ pub(super) struct Stores {
     /// The same, but deletes objects one by one: not every server understands S3's request for many.
     pub(super) singly: Arc<dyn object_store::ObjectStore>,
     pub(super) multipart: Arc<dyn MultipartStore>,
+    /// Where uploads that never ended can be listed.
+    pub(super) uploads: Option<Uploads>,
 }
 
 /// A bucket's connection.
@@ -55,7 +63,12 @@ pub(super) fn memory(name: &str, prefix: &str, settings: &StoreSettings) -> Resu
             named.entry(name.to_owned()).or_default().clone()
         }
     };
-    let stores = Stores { objects: memory.clone(), singly: memory.clone(), multipart: memory };
+    let stores = Stores {
+        objects: memory.clone(),
+        singly: memory.clone(),
+        multipart: memory,
+        uploads: None,
+    };
     let url = format!("memory:{name}/{prefix}");
     let url = url.trim_end_matches('/').to_owned();
     Ok(Client::new(url, prefix.to_owned(), None, stores, settings, handle))
@@ -64,10 +77,13 @@ pub(super) fn memory(name: &str, prefix: &str, settings: &StoreSettings) -> Resu
 fn s3(bucket: &str, settings: &StoreSettings, handle: &tokio::runtime::Handle) -> Result<Stores> {
     let variables = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
     let endpoint = settings.endpoint.clone().or_else(|| variable(&variables));
+    let options = options(settings, endpoint.as_deref(), "AWS_CA_BUNDLE")?;
+    let connector = Connector { bucket: bucket.to_owned() };
+    let http = made_of(connector.connect(&options))?;
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(bucket)
-        .with_client_options(options(settings, endpoint.as_deref(), "AWS_CA_BUNDLE")?)
-        .with_http_connector(Connector { bucket: bucket.to_owned() })
+        .with_client_options(options)
+        .with_http_connector(connector)
         .with_retry(no_retries())
         .with_checksum_algorithm(Checksum::CRC64NVME)
         // The checksum guards the bytes; a second pass for SHA-256 would cost more than all else.
@@ -87,7 +103,33 @@ fn s3(bucket: &str, settings: &StoreSettings, handle: &tokio::runtime::Handle) -
     }
     let builder = super::profile::with_credentials(builder, settings, handle)?;
     let singly = made(builder.clone().with_disable_bulk_delete(true).build())?;
-    Ok(Stores { singly, ..all(builder.build())? })
+    let value = |key| builder.get_config_value(&key);
+    let place = bucket_url(
+        bucket,
+        value(AmazonS3ConfigKey::Endpoint).as_deref(),
+        &value(AmazonS3ConfigKey::Region).unwrap_or_else(|| REGION.to_owned()),
+        value(AmazonS3ConfigKey::VirtualHostedStyleRequest).as_deref() == Some("true"),
+    );
+    let is_express = value(AmazonS3ConfigKey::S3Express).as_deref() == Some("true");
+    let sign = value(AmazonS3ConfigKey::SkipSignature).as_deref() != Some("true");
+    let region = value(AmazonS3ConfigKey::Region).unwrap_or_else(|| REGION.to_owned());
+    let s3 = made(builder.build())?;
+    // Express buckets are spoken to in sessions, which the crate keeps to itself.
+    let uploads = place.filter(|_| !is_express);
+    let uploads = uploads.map(|place| Uploads::new(http, &s3, place, region, sign));
+    Ok(Stores { objects: s3.clone(), singly, multipart: s3, uploads })
+}
+
+/// A bucket's own URL, as the crate makes it: with an endpoint and the bucket in the host name the endpoint has it
+/// already.
+fn bucket_url(bucket: &str, endpoint: Option<&str>, region: &str, in_host: bool) -> Option<Url> {
+    let text = match endpoint.map(|endpoint| endpoint.trim_end_matches('/')) {
+        Some(endpoint) if in_host => endpoint.to_owned(),
+        Some(endpoint) => format!("{endpoint}/{bucket}"),
+        None if in_host => format!("https://{bucket}.s3.{region}.amazonaws.com"),
+        None => format!("https://s3.{region}.amazonaws.com/{bucket}"),
+    };
+    Url::parse(&text).ok()
 }
 
 fn gcs(bucket: &str, settings: &StoreSettings) -> Result<Stores> {
@@ -122,17 +164,20 @@ where
     T: object_store::ObjectStore + MultipartStore,
 {
     let built = made(built)?;
-    Ok(Stores { objects: built.clone(), singly: built.clone(), multipart: built })
+    Ok(Stores { objects: built.clone(), singly: built.clone(), multipart: built, uploads: None })
 }
 
 fn made<T>(built: object_store::Result<T>) -> Result<Arc<T>> {
+    made_of(built).map(Arc::new)
+}
+
+fn made_of<T>(built: object_store::Result<T>) -> Result<T> {
     // Of a builder's errors only the kind is told: some quote values.
-    let built = built.map_err(|error| {
+    built.map_err(|error| {
         let what = "cannot make a client of the store from the settings and variables";
         let error = Error::new(Code::Usage, what).hint(kind_of(&error));
         error.hint("see `StoreSettings` and the variables of the provider's own tools")
-    })?;
-    Ok(Arc::new(built))
+    })
 }
 
 /// A builder's error without values: its text up to the first quote or colon.

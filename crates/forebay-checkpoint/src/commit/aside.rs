@@ -3,7 +3,7 @@
 //! 1. A `removing` record says what is going to happen. A writer that wants to replace that commit looks for it right
 //!    before it publishes, and lets the remover pass ([`let_removers_pass`]).
 //! 2. The remover gives publications that are under way the time to show, and looks whether the commit is still the
-//!    one.
+//!    one and whether somebody has marked it meanwhile ([`super::keep`]).
 //! 3. It moves `.metadata` aside, into the records of its attempt, and looks at what it has moved. If that is somebody
 //!    else's commit after all, it puts it back; a remover that is killed in between leaves that to the next collection.
 //!
@@ -57,6 +57,16 @@ pub(crate) fn announce(root: &Root, layout: &Layout, attempt: AttemptId) -> Resu
     }
 }
 
+/// Takes an announcement back: the commit stays after all.
+pub(crate) fn take_back(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<()> {
+    root.store.remove(&layout.record(attempt, REMOVING)).map(drop)
+}
+
+/// Whether a commit's removal is announced now.
+pub(crate) fn is_announced(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<bool> {
+    Ok(root.store.get(&layout.record(attempt, REMOVING), RECORD_BYTES_MAX)?.is_some())
+}
+
 /// Takes a commit's `.metadata` away after it was [announced](announce); whether it was there and is gone.
 pub(crate) fn unpublish(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<bool> {
     if root.committed(layout)? != Some(Some(attempt)) {
@@ -96,10 +106,9 @@ fn remove_in_place(root: &Root, layout: &Layout, attempt: AttemptId, error: Erro
 
 /// Waits while a remover is about to take `attempt`'s commit away.
 pub(crate) fn let_removers_pass(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<()> {
-    let key = layout.record(attempt, REMOVING);
     // Counted in looks as well: a clock that stands still must not hold a save up for ever.
     for _ in 0..LOOKS {
-        let announced = root.store.get(&key, RECORD_BYTES_MAX)?.is_some();
+        let announced = is_announced(root, layout, attempt)?;
         if !announced || root.committed(layout)? != Some(Some(attempt)) {
             return Ok(());
         }

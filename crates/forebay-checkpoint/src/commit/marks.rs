@@ -10,6 +10,10 @@
 //! A pin keeps a step from retention; removing the name ends that. A hold is stronger: a step that is held cannot be
 //! replaced by another save either. Neither hides a step from anybody who deletes files by hand.
 //!
+//! A mark that is made while somebody removes the step either keeps it or fails: a remover announces itself before it
+//! reads the marks for the last time, and a mark is written before its maker looks for announcements
+//! ([`super::keep`]).
+//!
 //! A record that cannot be read protects something that is not known, so nothing is removed until it is looked at.
 
 use std::collections::BTreeSet;
@@ -17,6 +21,8 @@ use std::collections::BTreeSet;
 use forebay_error::{Code, Error, Result};
 use serde::{Deserialize, Serialize};
 
+use super::aside::let_removers_pass;
+use super::names::Layout;
 use super::record::encode;
 use super::root::{RECORD_BYTES_MAX, Root};
 
@@ -89,10 +95,14 @@ impl Marks {
         self.pins.iter().map(|pin| pin.step).chain(self.holds.iter().copied()).collect()
     }
 
-    /// Gives a step a name, durably. One that was another step's is moved. Errors: `usage` for what is no name; I/O.
+    /// Gives a step a name, durably. One that was another step's is moved. Waits for a remover that has announced
+    /// itself, half a minute at the most.
+    ///
+    /// Errors: `usage` for what is no name; `not_found` where the step was removed meanwhile: then nothing is changed;
+    /// I/O.
     pub fn pin(root: &Root, pin: &Pin) -> Result<()> {
         let key = pin_key(&pin.name)?;
-        root.store.put(&key, &encode(pin, &[])?)
+        make(root, &key, &encode(pin, &[])?, pin.step)
     }
 
     /// Takes a name away; whether it was there.
@@ -100,9 +110,9 @@ impl Marks {
         root.store.remove(&pin_key(name)?)
     }
 
-    /// Holds a step, durably.
+    /// Holds a step, durably. Waits and fails as [`pin`](Self::pin) does.
     pub fn hold(root: &Root, hold: &Hold) -> Result<()> {
-        root.store.put(&hold_key(hold.step), &encode(hold, &[])?)
+        make(root, &hold_key(hold.step), &encode(hold, &[])?, hold.step)
     }
 
     /// Ends a hold; whether there was one.
@@ -122,6 +132,30 @@ impl Marks {
     }
 }
 
+/// Writes a mark of a step, and takes it back if the step goes all the same.
+fn make(root: &Root, key: &str, bytes: &[u8], step: u64) -> Result<()> {
+    let layout = Layout::of_step(step);
+    let attempt = match root.committed(&layout) {
+        Ok(attempt) => attempt.flatten(),
+        // What cannot be read is never removed.
+        Err(error) if super::census::is_damage(&error) => None,
+        Err(error) => return Err(error),
+    };
+    let before = root.store.get(key, RECORD_BYTES_MAX)?;
+    root.store.put(key, bytes)?;
+    let Some(attempt) = attempt else { return Ok(()) };
+    let_removers_pass(root, &layout, attempt)?;
+    if root.open_metadata(&layout)?.is_some() {
+        return Ok(());
+    }
+    match before {
+        Some((bytes, _)) => root.store.put(key, &bytes)?,
+        None => root.store.remove(key).map(drop)?,
+    }
+    let what = format!("step {step} was removed while it was to be marked; nothing keeps it");
+    Err(Error::new(Code::NotFound, what).at(root.place(&layout.metadata())))
+}
+
 fn hold_key(step: u64) -> String {
     format!("{HOLDS}{step}")
 }
@@ -138,7 +172,7 @@ fn pin_key(name: &str) -> Result<String> {
 }
 
 /// The steps that are held.
-fn holds(root: &Root) -> Result<BTreeSet<u64>> {
+pub(crate) fn holds(root: &Root) -> Result<BTreeSet<u64>> {
     let parse = |name: String| name.parse().ok().filter(|step: &u64| step.to_string() == name);
     Ok(names(root, HOLDS)?.into_iter().filter_map(parse).collect())
 }

@@ -89,6 +89,7 @@ mod gc;
 mod hints;
 mod id;
 mod index;
+mod keep;
 mod lease;
 mod line;
 mod marks;

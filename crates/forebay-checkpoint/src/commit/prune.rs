@@ -4,15 +4,20 @@
 //! prune the months of work before it. The newest is never removed. A removal takes `.metadata` away first, so that no
 //! reader can find a step that lacks files; it waits out a grace time and the leases of readers, looks again, and then
 //! removes the data as a collector does. One that is interrupted anywhere is finished by the next collection.
+//!
+//! Between the first look and the removal lie a listing and a wait, in which somebody may pin or hold a step: marks are
+//! read again after the announcement, right before each step goes, and who marks a step looks for announcements
+//! ([`super::keep`]). One of the two sees the other.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forebay_error::{Code, Error, Result};
 
-use super::aside::{Announced, announce, unpublish};
+use super::aside::{Announced, announce, is_announced, take_back, unpublish};
 use super::gc::{GcOptions, GcReport, gc, settle, sweep};
 use super::id::AttemptId;
+use super::keep::Keep;
 use super::line;
 use super::marks::Marks;
 use super::names::Layout;
@@ -67,16 +72,16 @@ impl Retention {
 ///
 /// Errors: I/O; `invalid_metadata` where a pin cannot be read.
 pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Result<PruneReport> {
-    let marked = Marks::read(root)?.kept();
+    let mut keep = Keep::marked(root)?;
     let states = steps(root, Duration::ZERO)?;
     // What is damaged does not count as kept, and stays for a person to look at.
     let line = line::of_listing(root, &states)?.steps;
     let committed = states.iter().filter(|state| state.commit.is_some());
     let off_line = committed.map(|state| state.step).filter(|step| !line.contains(step)).collect();
     let mut report = PruneReport { off_line, ..PruneReport::default() };
-    let doomed = retention.doomed(&line).into_iter().filter(|step| !marked.contains(step));
+    let doomed = retention.doomed(&line).into_iter().filter(|step| !keep.had(*step));
     let mut commits = Vec::new();
-    for step in doomed {
+    for step in doomed.collect::<Vec<_>>() {
         match states.iter().find(|state| state.step == step).and_then(own) {
             Some(attempt) => commits.push((step, attempt)),
             None => {
@@ -86,7 +91,7 @@ pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Resu
             }
         }
     }
-    let gone = remove(root, commits, options, &mut report)?;
+    let gone = remove(root, commits, options, &mut keep, &mut report)?;
     if gone.is_empty() {
         report.gc = gc(root, &options.gc)?;
     }
@@ -94,13 +99,14 @@ pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Resu
 }
 
 /// Removes these commits, whatever retention says: for callers that have decided by rules of their own. What is held is
-/// left alone, and told as failed; so is a step whose commit is another by now.
+/// left alone, and told as failed; so is what is pinned after the call began.
 pub fn retire(
     root: &Root,
     commits: &[(u64, AttemptId)],
     options: &PruneOptions,
 ) -> Result<PruneReport> {
     let mut report = PruneReport::default();
+    let mut keep = Keep::held(root)?;
     let mut free = Vec::new();
     for (step, attempt) in commits {
         match Marks::check_unheld(root, *step) {
@@ -108,8 +114,17 @@ pub fn retire(
             Err(error) => report.failed.push((*step, error)),
         }
     }
-    remove(root, free, options, &mut report)?;
+    remove(root, free, options, &mut keep, &mut report)?;
     Ok(report)
+}
+
+/// A commit whose removal is announced.
+struct Doomed {
+    step: u64,
+    layout: Layout,
+    attempt: AttemptId,
+    /// Whether there was room to say so.
+    written: bool,
 }
 
 /// Takes commits away, and their data too if that is to be waited for; says of which the data are gone now.
@@ -117,26 +132,27 @@ fn remove(
     root: &Root,
     commits: Vec<(u64, AttemptId)>,
     options: &PruneOptions,
+    keep: &mut Keep,
     report: &mut PruneReport,
 ) -> Result<Vec<(Layout, AttemptId)>> {
     if options.gc.dry_run {
         report.unpublished.extend(commits.iter().map(|(step, _)| *step));
         return Ok(Vec::new());
     }
-    let mut announced: Vec<(u64, Layout, AttemptId)> = Vec::new();
-    let mut no_room = false;
+    let mut announced: Vec<Doomed> = Vec::new();
     for (step, attempt) in commits {
         let layout = Layout::of_step(step);
         match announce(root, &layout, attempt) {
             Ok(Announced::Gone) => {}
             Ok(how) => {
-                no_room |= how == Announced::NoRoom;
-                announced.push((step, layout, attempt));
+                let written = how == Announced::Written;
+                announced.push(Doomed { step, layout, attempt, written });
             }
             Err(error) => report.failed.push((step, error)),
         }
     }
-    let gone = take_away(root, announced, options, report);
+    let no_room = announced.iter().any(|doomed| !doomed.written);
+    let gone = take_away(root, announced, options, keep, report);
     if !(options.wait || no_room) || gone.is_empty() {
         return Ok(Vec::new());
     }
@@ -147,28 +163,47 @@ fn remove(
     Ok(gone)
 }
 
-/// Unpublishes what was announced; returns what is gone.
+/// Unpublishes what was announced and has no mark now; returns what is gone.
 fn take_away(
     root: &Root,
-    announced: Vec<(u64, Layout, AttemptId)>,
+    announced: Vec<Doomed>,
     options: &PruneOptions,
+    keep: &mut Keep,
     report: &mut PruneReport,
 ) -> Vec<(Layout, AttemptId)> {
     let mut gone = Vec::new();
     if !announced.is_empty() {
         root.clock.sleep(settle(root, &options.gc));
+        keep.forget();
     }
-    for (step, layout, attempt) in announced {
-        match unpublish(root, &layout, attempt) {
+    for doomed in announced {
+        match take(root, &doomed, keep) {
             Ok(true) => {
-                report.unpublished.push(step);
-                gone.push((layout, attempt));
+                report.unpublished.push(doomed.step);
+                gone.push((doomed.layout, doomed.attempt));
             }
             Ok(false) => {}
-            Err(error) => report.failed.push((step, error)),
+            Err(error) => report.failed.push((doomed.step, error)),
         }
     }
     gone
+}
+
+/// Takes one commit away; false where it stays, or another is there by now.
+fn take(root: &Root, doomed: &Doomed, keep: &mut Keep) -> Result<bool> {
+    let Doomed { step, layout, attempt, written } = doomed;
+    match keep.stays(root, *step) {
+        Ok(false) => {}
+        stays => {
+            let back = if *written { take_back(root, layout, *attempt) } else { Ok(()) };
+            return stays.and(back).map(|()| false);
+        }
+    }
+    // Another remover saw a mark that this one did not: whoever made it was told that the step stays.
+    if *written && !is_announced(root, layout, *attempt)? {
+        return Ok(false);
+    }
+    unpublish(root, layout, *attempt)
 }
 
 /// The attempt of a commit that can be removed file by file.

@@ -18,6 +18,7 @@ mod fail;
 mod fence;
 mod hinted;
 mod interrupt;
+mod marks;
 mod meet;
 mod pace;
 mod posix;

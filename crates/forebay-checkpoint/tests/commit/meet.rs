@@ -166,7 +166,7 @@ fn overwrite_under_short_pause(pruner_at: u64) -> u64 {
 }
 
 /// By this point a prune has read what step 1 is.
-const LISTED_BY: u64 = 8;
+const LISTED_BY: u64 = 9;
 
 #[test]
 fn a_writer_lets_a_remover_pass_that_moves_in_two_steps() {

@@ -258,3 +258,24 @@ def test_memory_of_this_process_is_a_place_too() -> None:
         assert checkpoints.restore(new).step == 1
     assert torch.equal(new["w"], _dcp_state(True)["w"])
     assert forebay.load_file("memory:tests/run/step-1")["w"].shape == (400, 1000)
+
+
+@pytest.mark.parametrize("name", ["llama.ckpt", "run.pt", "old.bin", "x.json/"])
+def test_folders_may_be_called_like_files(name: str) -> None:
+    url = f"memory:tests/called/{name}"
+    with forebay.Checkpointer(url) as checkpoints:
+        checkpoints.save(
+            1, _dcp_state(True), per_rank={"cursor": 7}, side_files={"c.json": b"{}"}, blocking=True
+        )
+    with forebay.Checkpointer(url) as checkpoints:
+        new = _dcp_state(False)
+        assert checkpoints.restore(new).step == 1
+        assert torch.equal(new["w"], _dcp_state(True)["w"])
+        assert checkpoints.per_rank() == {"cursor": 7}
+        assert checkpoints.side_files() == {"c.json": b"{}"}
+    alone = f"{url.rstrip('/')}-alone.pt"
+    dcp.save(_dcp_state(True), storage_writer=Writer(alone), no_dist=True)
+    new = _dcp_state(False)
+    dcp.load(new, storage_reader=Reader(alone), no_dist=True)
+    assert torch.equal(new["w"], _dcp_state(True)["w"])
+    assert torch.equal(forebay.load_file(alone)["w"], new["w"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import os
 import secrets
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,7 +78,8 @@ class Reader(StorageReader):
 
     def _rank_metadata(self, rank: int) -> Metadata:
         home = self.path / f"__{rank}"
-        if home.is_dir():
+        # Every prefix of a bucket is a folder.
+        if home.is_dir() if isinstance(home, Path) else (home / ".metadata").is_file():
             return self._describe(home)
         folder = home_of(self.path, "a checkpoint that torch wrote without collective calls")
         # Written by torch: its reader follows the metadata, which is read without executing it.

@@ -36,7 +36,7 @@ impl Checkpoint {
     #[pyo3(signature = (path, *, step=None))]
     fn new(py: Python<'_>, path: PathBuf, step: Option<u64>) -> Result<Self> {
         let inner = interruptible(py, move |_| {
-            let folder = place(&path)?.checkpoint()?;
+            let folder = place(&path)?.checkpoint();
             let step = step.map(|step| folder.folder(&commit::step_folder(step)));
             Reader::open(step.as_ref().unwrap_or(&folder))
         })?;

@@ -31,10 +31,21 @@ pub struct Opened {
 }
 
 /// Opens what is at a place: a checkpoint (its folder, or the `.metadata` in it), or a model as
-/// [`forebay_format::open_model`] does.
+/// [`forebay_format::open_model`] does. In a bucket a name like a file's is a folder's where there is no such object.
 pub fn open_model(place: impl Into<Place>) -> Result<Opened> {
     let place = place.into();
-    let folder = place.folder()?;
+    match (open_at(&place), place.as_folder()) {
+        (Err(error), Some(folder)) if error.code() == Code::NotFound => {
+            // Where that is not there either, the file is what was asked for.
+            let or_file = |none: Error| if none.code() == Code::NotFound { error } else { none };
+            open_at(&folder).map_err(or_file)
+        }
+        (opened, _) => opened,
+    }
+}
+
+fn open_at(place: &Place) -> Result<Opened> {
+    let folder = place.folder();
     if let Some(folder) = &folder
         && is_checkpoint(folder)?
     {
@@ -42,7 +53,7 @@ pub fn open_model(place: impl Into<Place>) -> Result<Opened> {
         let listing = list(&checkpoint)?;
         return Ok(Opened { listing, checkpoint: Some(checkpoint) });
     }
-    let listing = match (&place, &folder) {
+    let listing = match (place, &folder) {
         (Place::Local(path), _) => forebay_format::open_model(path)?,
         (Place::Remote { folder, name }, _) => open_model_in(folder, name.as_deref())?,
     };

@@ -23,7 +23,7 @@ mod verify;
 mod verify_ours;
 
 pub use catalog::{Opened, open_files, open_model};
-pub use place::{Place, folder_in};
+pub use place::{Place, folder_in, without_metadata};
 pub use verify::{Finding, Verdict};
 pub use verify_ours::{Fault, Verified, verify_folder};
 

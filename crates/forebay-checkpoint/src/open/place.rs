@@ -1,8 +1,10 @@
 //! Places by path or URL, and folders in a store as the readers of formats see them.
 //!
 //! A local path stays a path: what is opened by it is a file of this machine, with all that the engine can do with one
-//! (page-cache DMA, direct reads). Buckets are prefixes in a [`Store`]; a URL whose last name is that of a file
-//! (`model.safetensors`, an index, a file of torch, `.metadata`) means that object, any other a folder.
+//! (page-cache DMA, direct reads). Buckets are prefixes in a [`Store`]; a URL whose last name is like that of a
+//! file (`model.safetensors`, an index, a file of torch, `.metadata`) means that object, and where there is none, or where
+//! a checkpoint is asked for, the folder of that name. A slash at its end says that a folder is meant, as does any other
+//! name.
 
 use std::collections::HashMap;
 use std::io;
@@ -48,7 +50,7 @@ impl Place {
             return Ok(Place::Local(path));
         }
         let url = text.trim_end_matches('/');
-        let (url, name) = match url.rsplit_once('/') {
+        let (url, name) = match text.rsplit_once('/') {
             Some((above, name)) if is_file(name) && !above.ends_with('/') => (above, Some(name)),
             _ => (url, None),
         };
@@ -57,32 +59,52 @@ impl Place {
     }
 
     /// The folder that may be a checkpoint; `None` where the place is one file of a model.
-    pub(super) fn folder(&self) -> Result<Option<Folder>> {
+    pub(super) fn folder(&self) -> Option<Folder> {
         match self {
             Place::Local(path) => {
-                let named = path.file_name().is_some_and(|name| name == METADATA);
-                let path = if named { path.parent().unwrap_or(path) } else { path };
-                Ok(path.is_dir().then(|| path.into()))
+                let path = without_metadata(path);
+                path.is_dir().then(|| path.into())
             }
             Place::Remote { folder, name } => match name.as_deref() {
-                None | Some(METADATA) => Ok(Some(folder.clone())),
-                Some(_) => Ok(None),
+                None | Some(METADATA) => Some(folder.clone()),
+                Some(_) => None,
             },
         }
     }
 
-    /// The folder of a checkpoint that it names: itself, or where its `.metadata` is. Errors: `usage` for one file of a
-    /// model.
-    pub fn checkpoint(&self) -> Result<Folder> {
+    /// The folder of a checkpoint that it names: itself, whatever it is called, or where its `.metadata` is.
+    pub fn checkpoint(&self) -> Folder {
         match self {
-            Place::Local(path) => {
-                let named = path.file_name().is_some_and(|name| name == METADATA);
-                Ok((if named { path.parent().unwrap_or(path) } else { path }).into())
+            Place::Local(path) => without_metadata(path).into(),
+            Place::Remote { folder, name } => match name.as_deref() {
+                None | Some(METADATA) => folder.clone(),
+                Some(name) => folder.folder(name),
+            },
+        }
+    }
+
+    /// The folder of the name that was taken for a file's.
+    pub(super) fn as_folder(&self) -> Option<Self> {
+        match self {
+            Place::Remote { folder, name: Some(name) } if name != METADATA => {
+                Some(Place::Remote { folder: folder.folder(name), name: None })
             }
-            Place::Remote { .. } => self.folder()?.ok_or_else(|| {
-                let what = "is one file, not the folder of a checkpoint";
-                Error::new(Code::Usage, what).at(self.path().display())
-            }),
+            _ => None,
+        }
+    }
+
+    /// What is there: the folder of the name that was taken for a file's, where no such object is.
+    ///
+    /// Errors: those of the store.
+    pub fn settled(self) -> Result<Self> {
+        let (Place::Remote { folder, name: Some(name) }, Some(below)) = (&self, self.as_folder())
+        else {
+            return Ok(self);
+        };
+        match folder.open(name) {
+            Ok(_) => Ok(self),
+            Err(error) if error.code() == Code::NotFound => Ok(below),
+            Err(error) => Err(error),
         }
     }
 
@@ -120,6 +142,18 @@ impl From<&Folder> for Place {
             true => Place::Remote { folder: folder.clone(), name: None },
             false => Place::Local(folder.path().to_owned()),
         }
+    }
+}
+
+/// The folder that a path means: of a `.metadata` the one that it is in.
+pub fn without_metadata(path: &Path) -> &Path {
+    if path.file_name().is_none_or(|name| name != METADATA) {
+        return path;
+    }
+    match path.parent() {
+        Some(above) if above.as_os_str().is_empty() => Path::new("."),
+        Some(above) => above,
+        None => path,
     }
 }
 
@@ -223,6 +257,7 @@ mod tests {
         for (text, folder, file) in [
             ("memory:x/a/model.safetensors", "memory:x/a", Some("model.safetensors")),
             ("memory:x/a/step-7/", "memory:x/a/step-7", None),
+            ("memory:x/a/llama.ckpt/", "memory:x/a/llama.ckpt", None),
             ("memory:x/a/step-7/.metadata", "memory:x/a/step-7", Some(".metadata")),
             ("memory:x", "memory:x", None),
         ] {
@@ -231,9 +266,53 @@ mod tests {
         }
         assert!(matches!(place("/a/b"), Place::Local(path) if path == Path::new("/a/b")));
         assert!(matches!(place("file:///a/b"), Place::Local(path) if path == Path::new("/a/b")));
-        let step = place("memory:x/a/step-7/.metadata").checkpoint().unwrap();
-        assert_eq!(step.path(), Path::new("memory:x/a/step-7"));
-        assert!(place("memory:x/m.safetensors").checkpoint().is_err());
+        for (text, folder) in [
+            ("memory:x/a/step-7/.metadata", "memory:x/a/step-7"),
+            ("memory:x/a/llama.ckpt", "memory:x/a/llama.ckpt"),
+            ("memory:x/a/llama.ckpt/", "memory:x/a/llama.ckpt"),
+            ("/a/llama.ckpt", "/a/llama.ckpt"),
+            ("a/.metadata", "a"),
+            (".metadata", "."),
+        ] {
+            assert_eq!(place(text).checkpoint().path(), Path::new(folder), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_name_like_a_files_is_the_folder_where_no_such_object_is() {
+        let url = "memory:place-settled/a";
+        let store = shared_store(url, &StoreSettings::default()).unwrap();
+        store.put("llama.ckpt/x", b"1").unwrap();
+        store.put("m.pt", b"1").unwrap();
+        let settled = |name: &str| {
+            let place = Path::new(url).join(name);
+            let place = Place::parse(&place, &StoreSettings::default()).unwrap();
+            let Place::Remote { folder, name } = place.settled().unwrap() else { panic!() };
+            (folder.path().to_owned(), name)
+        };
+        assert_eq!(settled("llama.ckpt"), (Path::new(url).join("llama.ckpt"), None));
+        assert_eq!(settled("m.pt"), (PathBuf::from(url), Some("m.pt".to_owned())));
+        assert_eq!(settled(".metadata"), (PathBuf::from(url), Some(METADATA.to_owned())));
+    }
+
+    #[test]
+    fn models_are_opened_in_folders_that_are_called_like_files() {
+        let url = "memory:place-models";
+        let store = shared_store(url, &StoreSettings::default()).unwrap();
+        let header = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let file = [&(header.len() as u64).to_le_bytes(), header.as_slice(), b"7"].concat();
+        store.put("llama.ckpt/model.safetensors", &file).unwrap();
+        let open = |name: &str| {
+            let place = Path::new(url).join(name);
+            let place = Place::parse(&place, &StoreSettings::default()).unwrap();
+            crate::open::open_model(place).map(|opened| opened.listing.catalog.tensors.len())
+        };
+        for name in ["llama.ckpt", "llama.ckpt/", "llama.ckpt/model.safetensors"] {
+            assert_eq!(open(name).unwrap(), 1, "{name}");
+        }
+        let error = open("other.ckpt").unwrap_err();
+        assert_eq!(error.code(), Code::NotFound);
+        assert_eq!(error.place(), Some("memory:place-models/other.ckpt"));
     }
 
     #[test]

@@ -114,7 +114,7 @@ pub(super) fn run(args: &ExportArgs, console: &Console) -> Result<Outcome> {
 
 /// The step that is meant; what is no folder of steps is taken as it is, be it any model.
 pub(super) fn step_or_model(path: &Path, number: Option<u64>) -> Result<Step> {
-    let model = place_of(path)?;
+    let model = place_of(path)?.settled()?;
     let file = matches!(&model, Place::Remote { name: Some(name), .. } if name != METADATA);
     let home = Home::parse(path)?;
     let is_steps = !file && home.is_there() && {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use forebay_checkpoint::commit::{METADATA, Root, SystemClock};
-use forebay_checkpoint::open::{Place, folder_in};
+use forebay_checkpoint::open::{Place, folder_in, without_metadata};
 use forebay_checkpoint::save::OurMetadata;
 use forebay_error::{Code, Result};
 use forebay_format::Folder;
@@ -34,8 +34,7 @@ impl Home {
     }
 
     fn local(path: &Path) -> Self {
-        let named = path.file_name().is_some_and(|name| name == METADATA);
-        Home::Local(if named { path.parent().unwrap_or(path) } else { path }.to_owned())
+        Home::Local(without_metadata(path).to_owned())
     }
 
     /// As a root of steps, or of one.

@@ -23,8 +23,8 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// Its folder. Errors: `usage` for the file of a model.
-    pub(super) fn folder(&self) -> Result<Folder> {
+    /// Its folder.
+    pub(super) fn folder(&self) -> Folder {
         self.place.checkpoint()
     }
 
@@ -51,9 +51,10 @@ pub(super) fn collected(path: &Path) -> Result<Root> {
     Home::parse(path)?.root()
 }
 
-/// Links that are called like steps: they are not listed, so somebody must say so.
+/// Links that are called like steps: they are not listed, so somebody must say so. Buckets have none.
 pub(super) fn links(path: &Path) -> Vec<String> {
-    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let Ok(Home::Local(folder)) = Home::parse(path) else { return Vec::new() };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let links = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_symlink()));
     let names = links.filter_map(|link| link.file_name().into_string().ok());
     let mut names: Vec<String> = names.filter(|name| step_of_folder(name).is_some()).collect();

@@ -97,7 +97,7 @@ struct ObjectRow {
 /// Runs the command.
 pub(super) fn run(args: &StepArgs, console: &Console) -> Result<Outcome> {
     let step = place::step(&args.path, args.step)?;
-    let folder = step.folder()?;
+    let folder = step.folder();
     let checkpoint = Checkpoint::open(&folder)?;
     let side_files = match checkpoint.origin {
         Origin::Forebay(_) => Reader::open(&folder)?.side_files()?,

@@ -26,6 +26,12 @@ pub trait Store: Send + Sync {
         false
     }
 
+    /// The folder that it lies in, as a store, and its own name there: for what is said of a checkpoint beside it.
+    /// `None` where there is no such folder, or it is not to be reached from here. Errors: I/O.
+    fn above(&self) -> Result<Option<(Arc<dyn Store>, String)>> {
+        Ok(None)
+    }
+
     /// A small object and its version; `None` where there is none. More than `max_bytes` is `unsupported`, unread.
     fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Vec<u8>, Version)>>;
 
@@ -96,6 +102,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn is_remote(&self) -> bool {
         (**self).is_remote()
+    }
+
+    fn above(&self) -> Result<Option<(Arc<dyn Store>, String)>> {
+        (**self).above()
     }
 
     fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Vec<u8>, Version)>> {

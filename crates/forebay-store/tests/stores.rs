@@ -11,7 +11,7 @@ use std::sync::Arc;
 use conformance::Place;
 use forebay_store::fault::{FaultStore, Plan};
 use forebay_store::power::Recording;
-use forebay_store::{MemoryStore, PosixStore};
+use forebay_store::{MemoryStore, PosixStore, Store, StoreSettings, open_store};
 
 fn memory(store: MemoryStore, clock: MemoryStore) -> Place {
     let wait = Box::new(move |time| clock.advance(time));
@@ -64,3 +64,33 @@ conformance!(tmpfs_with_a_recording, || {
     let recording = Recording::start(folder.path()).unwrap();
     Some(Place::real(recording.store(), folder))
 });
+
+#[test]
+fn a_store_knows_the_folder_that_it_lies_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let step = folder.path().join("step-7");
+    std::fs::create_dir(&step).unwrap();
+    std::fs::write(folder.path().join("beside"), b"1").unwrap();
+    let link = folder.path().join("latest");
+    std::os::unix::fs::symlink("step-7", &link).unwrap();
+    for path in [&step, &link, &link.join(".")] {
+        let (above, name) = PosixStore::open(path).unwrap().above().unwrap().unwrap();
+        assert_eq!(name, "step-7");
+        assert!(above.get("beside", 9).unwrap().is_some());
+    }
+    assert!(PosixStore::open(Path::new("/")).unwrap().above().unwrap().is_none());
+    // What somebody else has opened is all that there is.
+    let opened = std::fs::File::open(&step).unwrap();
+    let handed = PosixStore::handed_over(opened.into(), &step).unwrap();
+    assert!(handed.above().unwrap().is_none());
+
+    let open = |url: &str| open_store(url, &StoreSettings::default()).unwrap();
+    open("memory:above/runs").put("beside", b"1").unwrap();
+    let (above, name) = open("memory:above/runs/step-7").above().unwrap().unwrap();
+    assert_eq!((name.as_str(), above.name().as_str()), ("step-7", "memory:above/runs"));
+    assert!(above.get("beside", 9).unwrap().is_some());
+    assert_eq!(open("memory:above/runs").above().unwrap().unwrap().0.name(), "memory:above");
+    for alone in ["memory:above", "memory:", "memory:/runs/step-7"] {
+        assert!(open(alone).above().unwrap().is_none(), "{alone}");
+    }
+}

@@ -180,7 +180,7 @@ impl Attempt {
             None => Expect::Absent,
         };
         if current.is_some() {
-            Marks::check_unheld(&self.root, self.spec.step)?;
+            Marks::check_replaceable(&self.root, &self.layout, self.spec.step)?;
         }
         if current.is_some() && !self.policy.overwrite {
             let what = format!("step {} is committed already", self.spec.step);

@@ -22,7 +22,7 @@ use forebay_error::{Code, Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::aside::let_removers_pass;
-use super::names::Layout;
+use super::names::{Layout, step_of_folder};
 use super::record::encode;
 use super::root::{RECORD_BYTES_MAX, Root};
 
@@ -118,6 +118,27 @@ impl Marks {
     /// Ends a hold; whether there was one.
     pub fn release(root: &Root, step: u64) -> Result<bool> {
         root.store.remove(&hold_key(step))
+    }
+
+    /// As [`check_unheld`](Self::check_unheld), where a step is to be replaced. A root that is itself a step's folder
+    /// has no holds: those are in the folder above.
+    pub(crate) fn check_replaceable(root: &Root, layout: &Layout, step: u64) -> Result<()> {
+        Self::check_unheld(root, step)?;
+        if !layout.prefix().is_empty() {
+            return Ok(());
+        }
+        let (above, name) = match root.store.above() {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(()),
+            // Who may not look there finds no steps there either: to this job the folder stands alone.
+            Err(error) if matches!(error.code(), Code::PermissionDenied | Code::NotFound) => {
+                tracing::debug!(%error, "holds of the folder above are not looked at");
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        let Some(step) = step_of_folder(&name) else { return Ok(()) };
+        Self::check_unheld(&Root { store: above, ..root.clone() }, step)
     }
 
     /// Fails where a step is held: `already_exists`, because what is there must stay.

@@ -2,7 +2,7 @@
 //!
 //! The order is what makes it safe. The manifest and the staged `.metadata` are durable before the decision is created,
 //! the decision names the one source that may be published, and the publication checks as late as possible that the
-//! rank has not been fenced off or withdrawn. After the decision any rank can finish the work: they all publish
+//! rank has not been fenced off or withdrawn, and that what it replaces has not been put on hold since the save began. After the decision any rank can finish the work: they all publish
 //! the same source, and the store lets one of them.
 
 use std::collections::HashMap;
@@ -16,6 +16,7 @@ use super::attempt::Attempt;
 use super::epoch;
 use super::hints::Hint;
 use super::id::AttemptId;
+use super::marks::Marks;
 use super::record::{Begin, Commit, Decision, Failure, FileRef, Outcome, encode};
 use super::root::{Current, LIST_MAX};
 use super::watch::Verdict;
@@ -181,6 +182,11 @@ impl Attempt {
             if let Some(verdict) = self.refused(commit)? {
                 return Ok(verdict);
             }
+            if expect != Expect::Absent
+                && let Some(verdict) = self.held(commit)?
+            {
+                return Ok(verdict);
+            }
             let published = self.root.store.publish(&source, &to, &expect);
             if let Ok(Published::Done { durable }) = published {
                 return Ok(self.conclude(commit, durable));
@@ -272,7 +278,23 @@ impl Attempt {
         let place = self.root.place(&self.layout.metadata());
         let error = Error::new(Code::LostCommit, what).at(place);
         let error = error.hint("two jobs write to one folder; the step that is there is whole");
-        // Withdrawn for good: a rank that wakes up later must not find what to publish when the winner is pruned.
+        self.renounce_for_all(commit, error)
+    }
+
+    /// What is to be replaced was put on hold meanwhile: it stays.
+    fn held(&mut self, commit: &Commit) -> Result<Option<Verdict>> {
+        match Marks::check_replaceable(&self.root, &self.layout, commit.step) {
+            Ok(()) => Ok(None),
+            Err(error) if error.code() == Code::AlreadyExists => {
+                self.renounce_for_all(commit, error).map(Some)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Withdraws what was to be published for good, and says why: a rank that wakes up later must not find it when
+    /// what is in the way has been pruned or released.
+    fn renounce_for_all(&mut self, commit: &Commit, error: Error) -> Result<Verdict> {
         self.root.store.remove(&self.record_of("metadata", commit.by))?;
         let current = self.root.current(&self.layout)?;
         if self.is_ours(current.as_ref()) {

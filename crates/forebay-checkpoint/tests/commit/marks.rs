@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_checkpoint::commit::{
-    GcOptions, Hold, Marks, Pin, PruneOptions, Retention, Root, prune, retire,
+    Attempt, Committed, GcOptions, Hold, Marks, Pin, Policy, PruneOptions, Retention, Root, Spec,
+    prune, retire,
 };
 use forebay_error::{Code, Result};
-use forebay_store::Store;
+use forebay_store::{PosixStore, Store};
 
 use crate::sim::{Actor, Pace, Slow};
 use crate::world::*;
@@ -183,4 +184,59 @@ fn a_pin_that_fails_is_where_it_was_before() {
     let (ends, _) = job.sim.run(actors);
     assert_eq!(ends[0].as_ref().unwrap_err().code(), Code::NotFound);
     assert_eq!(Marks::read(&job.root).unwrap().pins, [old]);
+}
+
+/// Saves a step anew; `meanwhile` runs when the ranks have written their data.
+fn save_anew(root: &Root, spec: Spec, meanwhile: impl Fn()) -> Result<Committed> {
+    let (id, rank) = (spec.attempt, spec.rank);
+    let policy = Policy { overwrite: true, ..policy() };
+    let mut began = Attempt::begin(root, &policy, None, spec)?;
+    write(&mut began, id, rank)?;
+    began.wait_or_commit(&mut |gathered| {
+        meanwhile();
+        Ok(assemble(id, gathered))
+    })
+}
+
+#[test]
+fn a_step_that_is_held_while_it_is_saved_anew_is_not_replaced() {
+    for held in [true, false] {
+        let job = two_steps();
+        let rank = |rank| -> Actor<'_, Result<Committed>> {
+            let job = &job;
+            let hold = move || {
+                if held {
+                    mark(&job.root, false).unwrap()
+                }
+            };
+            Box::new(move || save_anew(&job.root, spec(1, attempt(2, 0), rank, 2), hold))
+        };
+        let (ends, _) = job.sim.run(vec![rank(0), rank(1)]);
+        let right = held.then_some(Code::AlreadyExists);
+        assert!(ends.iter().all(|end| code(end) == right), "{ends:?}");
+        let there = if held { attempt(1, 1) } else { attempt(2, 0) };
+        assert_eq!(load(&job.store, 1), Some(there));
+        Marks::release(&job.root, 1).unwrap();
+        collect_all(&job.root, &job.store, &job.sim);
+        assert_eq!(load(&job.store, 1), Some(there));
+    }
+}
+
+/// Writers of one checkpoint have the step's folder as their root, and holds are in the folder above.
+#[test]
+fn a_hold_counts_for_a_writer_whose_root_is_the_step_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = Job::new();
+    let open = |path: &std::path::Path| root(Arc::new(PosixStore::create(path).unwrap()), &job.sim);
+    let (above, own) = (open(folder.path()), open(&folder.path().join("step-1")));
+    let spec = |save| Spec { folder: String::new(), ..spec(0, attempt(1, save), 0, 1) };
+    save_anew(&own, spec(1), || {}).unwrap();
+    save_anew(&own, spec(2), || {}).unwrap();
+    let held = save_anew(&own, spec(3), || mark(&above, false).unwrap());
+    assert_eq!(code(&held), Some(Code::AlreadyExists));
+    assert_eq!(code(&save_anew(&own, spec(4), || {})), Some(Code::AlreadyExists));
+    assert_eq!(load(above.store.as_ref(), 1), Some(attempt(1, 2)));
+    Marks::release(&above, 1).unwrap();
+    save_anew(&own, spec(5), || {}).unwrap();
+    assert_eq!(load(above.store.as_ref(), 1), Some(attempt(1, 5)));
 }

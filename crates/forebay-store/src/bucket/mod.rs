@@ -51,6 +51,7 @@ pub use settings::StoreSettings;
 use crate::key::{check_key, check_prefix};
 use crate::object::{Abilities, DataObject, Expect, Listed, Published, Version};
 use crate::posix::PosixStore;
+use crate::shared::shared_store;
 use crate::store::Store;
 use client::{Client, PutAsk};
 pub(crate) use place::Place;
@@ -155,6 +156,18 @@ impl Store for ObjectStore {
 
     /// Where the store could not be asked, nothing is held against it: the call that needs an ability asks again, and
     /// fails with the reason.
+    fn above(&self) -> Result<Option<(Arc<dyn Store>, String)>> {
+        let Some(name) = self.client.prefix.rsplit('/').next().filter(|name| !name.is_empty())
+        else {
+            return Ok(None);
+        };
+        let url = self.client.name.strip_suffix(name);
+        // Memory without a name is no place that could be opened again.
+        let url = url.filter(|url| !url.starts_with("memory:/"));
+        let Some(url) = url.map(|url| url.trim_end_matches('/')) else { return Ok(None) };
+        Ok(Some((shared_store(url, &self.client.settings)?, name.to_owned())))
+    }
+
     fn abilities(&self) -> Abilities {
         self.probe().unwrap_or_else(|error| {
             tracing::warn!(%error, "what the store honours is not known");

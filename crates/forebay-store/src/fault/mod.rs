@@ -144,6 +144,10 @@ impl<S: Store + ?Sized> Store for FaultStore<S> {
         self.inner.is_remote()
     }
 
+    fn above(&self) -> Result<Option<(Arc<dyn Store>, String)>> {
+        self.inner.above()
+    }
+
     fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Vec<u8>, Version)>> {
         self.look(Action::Get, key, || self.inner.get(key, max_bytes))
     }

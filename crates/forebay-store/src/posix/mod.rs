@@ -159,6 +159,20 @@ impl Store for PosixStore {
         self.place("")
     }
 
+    fn above(&self) -> Result<Option<(Arc<dyn Store>, String)>> {
+        if self.root.reads_inside() {
+            return Ok(None);
+        }
+        let path = self.root.path("");
+        // Links and dots on the way say nothing of where it lies.
+        let real = std::fs::canonicalize(&path).map_err(|error| {
+            Error::io("cannot find where the folder lies", error).at(path.display())
+        })?;
+        let name = real.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+        let (Some(above), Some(name)) = (real.parent(), name) else { return Ok(None) };
+        Ok(Some((Arc::new(Self::open(above)?), name)))
+    }
+
     fn abilities(&self) -> Abilities {
         *self.abilities.get_or_init(|| self.find_abilities())
     }

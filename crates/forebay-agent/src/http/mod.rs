@@ -9,7 +9,8 @@
 //!
 //! A connection costs a task and at most 32 KiB of head and 64 KiB of body; there are at most [`CONNECTIONS_MAX`], and
 //! one that is slow with its handshake, its head or its body, or with taking an answer, is closed. What may block
-//! (files and networks of the tiers) runs on a few threads of the runtime's own pool. No header allows other sites anything.
+//! (files and networks of the tiers) runs on a few threads of the runtime's own pool. No header allows other sites
+//! anything.
 
 mod access;
 mod answer;

@@ -2,7 +2,8 @@
 //!
 //! Every metric is a line in [`FAMILIES`]: name, kind, labels, help, and the function that reads it out of a job's
 //! status or out of the agent's own [`Counts`]. There is no registry that could differ from what is shown elsewhere,
-//! and `docs/METRICS.md` is compared with the table by a test. Labels have few values: tiers, jobs and codes are bounded.
+//! and `docs/METRICS.md` is compared with the table by a test. Labels have few values: tiers, jobs and codes are
+//! bounded.
 
 mod counts;
 mod families;

@@ -2,7 +2,8 @@
 //! form, which needs no more than the HTTP client that is here anyway.
 //!
 //! A span is a step on its way (`hop`), or an action; what is logged inside of it goes along as its events. Nothing
-//! waits for the collector: spans that find the queue full, or a collector that does not answer, are dropped and counted.
+//! waits for the collector: spans that find the queue full, or a collector that does not answer, are dropped and
+//! counted.
 
 mod export;
 mod layer;

@@ -3,7 +3,7 @@
 //! | module | what it does |
 //! | --- | --- |
 //! | [`frame`] | a status as lines of text, of a given width |
-//! | [`line`] | a line that is cut, cleaned and coloured |
+//! | [`mod@line`] | a line that is cut, cleaned and coloured |
 //! | [`screen`] | the terminal: its size, keys, and as it was at the end |
 
 mod frame;

@@ -225,7 +225,6 @@ fn refuse_existing(to: &Path) -> Result<()> {
     }
 }
 
-/// Objects whose names are selected and cannot be written to a format of tensors alone.
 /// A file to export to. What exports left in its folder that were killed goes first: they reserve all of their space.
 fn new_file(to: &Path) -> Result<AtomicFile> {
     let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty());
@@ -239,6 +238,7 @@ fn new_file(to: &Path) -> Result<AtomicFile> {
     AtomicFile::create(to)
 }
 
+/// Objects whose names are selected and cannot be written to a format of tensors alone.
 fn objects_left_out(source: &Source, options: &Options<'_>) -> Vec<(String, String)> {
     let tensors: HashSet<&str> = source.tensors.iter().map(|info| info.name.as_str()).collect();
     let names: Vec<String> = match source.checkpoint() {

@@ -36,7 +36,7 @@ use forebay_format::{Folder, shown};
 use forebay_tensor::ChunkIndex;
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// Who wrote a checkpoint, and what is known of that.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,7 +110,7 @@ pub struct Checkpoint {
     /// Places in `entries`, sorted by name.
     by_name: Vec<u32>,
     /// Of entries of many chunks, by their places: which chunks meet a region. Made at first use.
-    indexes: Mutex<HashMap<usize, ChunkIndex>>,
+    indexes: Mutex<HashMap<usize, Arc<ChunkIndex>>>,
 }
 
 impl Checkpoint {

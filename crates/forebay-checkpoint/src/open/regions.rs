@@ -6,9 +6,8 @@ use crate::model::{Chunk, Entry, Kind};
 use forebay_error::{Code, Error, Result};
 use forebay_format::{Catalog, Format, Model, Stored, TensorEntry};
 use forebay_tensor::{ChunkIndex, Dtype, Region, byte_len};
-use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 /// From so many chunks on a tensor gets an index; fewer are gone through as fast.
 const INDEX_FROM_CHUNKS: usize = 32;
@@ -84,12 +83,15 @@ impl Checkpoint {
             let meets = |(_, chunk): &(usize, &Chunk)| chunk.region.intersect(region).is_some();
             return Ok(chunks.iter().enumerate().filter(meets).map(|(place, _)| place).collect());
         }
-        let mut indexes = self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = match indexes.entry(entry) {
-            Slot::Occupied(found) => found.into_mut(),
-            Slot::Vacant(free) => {
+        let indexes = || self.indexes.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = indexes().get(&entry).cloned();
+        let index = match found {
+            Some(index) => index,
+            None => {
+                // Built without the lock, which others need for other tensors: two may build the same at once.
                 let regions = chunks.iter().map(|chunk| &chunk.region);
-                free.insert(ChunkIndex::build(shape, regions)?)
+                let index = Arc::new(ChunkIndex::build(shape, regions)?);
+                indexes().entry(entry).or_insert(index).clone()
             }
         };
         Ok(index.intersecting(region)?.map(|(place, _)| place as usize).collect())

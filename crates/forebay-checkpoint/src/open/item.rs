@@ -135,6 +135,11 @@ impl Checkpoint {
 
 /// Compares the blocks of a chunk with their checksums, if it has any.
 fn check_blocks(file: &OpenFile, place: &DataPlace) -> Result<()> {
+    let blocks = place.bytes.div_ceil(BLOCK_BYTES);
+    if !place.crcs.is_empty() && place.crcs.len() as u64 != blocks {
+        let what = format!("{} checksums of {blocks} blocks", place.crcs.len());
+        return Err(Error::new(Code::InvalidMetadata, what).at(shown(&file.path)));
+    }
     let mut done = 0;
     for &crc in &place.crcs {
         let len = BLOCK_BYTES.min(place.bytes.saturating_sub(done));

@@ -91,9 +91,10 @@ fn read(checkpoint: &Checkpoint, entries: &[&Entry], take: Take) -> Result<Vec<O
     let open = |file| checkpoint.open_file(file);
     read_together(places, open, |place, file, bytes| {
         let Some((name, chunk)) = chunks.get(place.number) else { return Ok(()) };
-        let mut pairs = crcs(chunk).iter().zip(bytes.chunks(BLOCK_BYTES as usize));
-        if !pairs.all(|(&crc, block)| crc32(block) == crc) {
-            return Err(wrong(shown(&file.path)).within(format!("object {name:?}")));
+        let at = |error: Error| error.within(format!("object {name:?}"));
+        let bytes = bytes.map_err(at)?;
+        if !matches(bytes, crcs(chunk)) {
+            return Err(at(wrong(shown(&file.path))));
         }
         if let Some(slot) = found.get_mut(place.number) {
             *slot = take(bytes.to_vec(), chunk);
@@ -103,6 +104,31 @@ fn read(checkpoint: &Checkpoint, entries: &[&Entry], take: Take) -> Result<Vec<O
     Ok(found)
 }
 
+/// Whether each block has its checksum. Without any there is nothing to compare; some are as many as there are blocks,
+/// else a part of the bytes would pass unseen.
+fn matches(bytes: &[u8], crcs: &[u32]) -> bool {
+    let blocks = bytes.chunks(BLOCK_BYTES as usize);
+    crcs.is_empty()
+        || crcs.len() == blocks.len() && blocks.zip(crcs).all(|(block, &crc)| crc32(block) == crc)
+}
+
 fn crcs(chunk: &Chunk) -> &[u32] {
     chunk.data.as_ref().map(|place| place.crcs.as_slice()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_are_those_of_all_blocks_or_do_not_match() {
+        let bytes = vec![7; BLOCK_BYTES as usize + 1];
+        let (first, second) = bytes.split_at(BLOCK_BYTES as usize);
+        let (first, second) = (crc32(first), crc32(second));
+        assert!(matches(&bytes, &[first, second]) && matches(&bytes, &[]) && matches(&[], &[]));
+        for bad in [&[first][..], &[second], &[first, first], &[first, second, second]] {
+            assert!(!matches(&bytes, bad), "{bad:?}");
+        }
+        assert!(!matches(&[], &[crc32(&[])]));
+    }
 }

@@ -37,13 +37,14 @@ impl Place {
     }
 }
 
-/// Calls `each` with every place, its file and its bytes, by file and offset.
+/// Calls `each` with every place, its file and its bytes, by file and offset. Where a read fails, what it was to bring
+/// is read one by one, and `each` hears which of it is at fault.
 ///
-/// Errors: those of `open`, of reading and of `each`.
+/// Errors: those of `open` and of `each`.
 pub(super) fn read_together<F: ReadAt>(
     mut places: Vec<Place>,
     mut open: impl FnMut(u32) -> Result<Arc<F>>,
-    mut each: impl FnMut(&Place, &F, &[u8]) -> Result<()>,
+    mut each: impl FnMut(&Place, &F, Result<&[u8]>) -> Result<()>,
 ) -> Result<()> {
     places.sort_by_key(|place| (place.file, place.offset, place.length));
     for of_file in places.chunk_by(|a, b| a.file == b.file) {
@@ -54,14 +55,20 @@ pub(super) fn read_together<F: ReadAt>(
             let (count, end) = neighbours(rest)?;
             let (now, later) = rest.split_at(count);
             let mut bytes = buffer(end - first.offset)?;
-            file.read_exact_at(&mut bytes, first.offset)?;
+            let read = file.read_exact_at(&mut bytes, first.offset);
             for place in now {
+                if read.is_err() {
+                    let mut own = buffer(place.length)?;
+                    let read = file.read_exact_at(&mut own, place.offset);
+                    each(place, &file, read.map(|()| own.as_slice()))?;
+                    continue;
+                }
                 let start = (place.offset - first.offset) as usize;
                 let item =
                     start.checked_add(place.length as usize).and_then(|e| bytes.get(start..e));
                 let item =
                     item.ok_or_else(|| Error::new(Code::Internal, "an item was not read"))?;
-                each(place, &file, item)?;
+                each(place, &file, Ok(item))?;
             }
             rest = later;
         }
@@ -124,7 +131,8 @@ mod tests {
             let open = OpenFile::open(&folder.path().join(file.to_string()))?;
             Ok(Arc::new(Counted(open, &reads)))
         };
-        let each = |place: &Place, _: &Counted<'_>, bytes: &[u8]| {
+        let each = |place: &Place, _: &Counted<'_>, bytes: Result<&[u8]>| {
+            let bytes = bytes?;
             assert_eq!(bytes.len() as u64, place.length);
             let start = place.offset as usize;
             let right = bytes.iter().zip(start..).all(|(&one, at)| one == byte(place.file, at));
@@ -180,10 +188,27 @@ mod tests {
         let code = |offset, length| {
             let places = vec![Place { number: 0, file: 0, offset, length }];
             let open = |_| Ok(Arc::new(OpenFile::open(&path)?));
-            read_together(places, open, |_, _, _| Ok(())).unwrap_err().code()
+            read_together(places, open, |_, _, bytes| bytes.map(drop)).unwrap_err().code()
         };
         assert_eq!(code(5, 6), Code::Truncated);
         assert_eq!(code(u64::MAX, 2), Code::OutOfBounds);
         assert_eq!(code(0, u64::MAX), Code::Unsupported);
+    }
+
+    #[test]
+    fn an_item_that_a_file_is_too_short_for_does_not_take_its_neighbours_along() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        std::fs::write(&path, [0; 100]).unwrap();
+        let place = |number, offset, length| Place { number, file: 0, offset, length };
+        let places = vec![place(0, 0, 40), place(1, 40, 60), place(2, 90, 11), place(3, 100, 1)];
+        let mut ends = Vec::new();
+        let each = |place: &Place, _: &OpenFile, bytes: Result<&[u8]>| {
+            ends.push((place.number, bytes.map(<[u8]>::len).map_err(|error| error.code())));
+            Ok(())
+        };
+        read_together(places, |_| Ok(Arc::new(OpenFile::open(&path)?)), each).unwrap();
+        let short = Err(Code::Truncated);
+        assert_eq!(ends, [(0, Ok(40)), (1, Ok(60)), (2, short), (3, short)]);
     }
 }

@@ -148,6 +148,61 @@ fn trouble_is_not_taken_for_a_comparison_of_checksums() {
     assert!(!open(server.in_turn).probe().unwrap().rejects_bad_checksums);
 }
 
+fn is_listing(request: &proxy::Request<'_>) -> bool {
+    request.method == "GET" && request.path.contains("list-type=2")
+}
+
+#[test]
+fn a_listing_of_a_silent_store_ends_as_soon_as_any_request() {
+    let behind = behind(|request| match is_listing(request) {
+        true => Action::Delay(Duration::from_secs(40)),
+        false => Action::Pass,
+    });
+    let Some((_, settings)) = behind else { return };
+    let request_timeout = Duration::from_millis(200);
+    let settings = StoreSettings { request_timeout, retries: 1, ..settings };
+    let store = ObjectStore::open(&fresh_url(), &settings).unwrap();
+    let start = Instant::now();
+    assert_eq!(store.list("", 1 << 22).unwrap_err().code(), Code::Timeout);
+    assert_eq!(store.names("", 1 << 22).unwrap_err().code(), Code::Timeout);
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+}
+
+#[test]
+fn trouble_costs_a_page_of_a_listing_and_not_all_before_it() {
+    let Some(server) = S3S.as_ref() else { return };
+    let url = fresh_url();
+    let folder = url.strip_prefix("s3://").unwrap();
+    let folder = server.server._folder.as_ref().unwrap().path().join(folder);
+    std::fs::create_dir_all(folder.join("below")).unwrap();
+    for number in 0..2500 {
+        std::fs::write(folder.join(format!("{number:04}")), b"1").unwrap();
+    }
+    std::fs::write(folder.join("below/x"), b"1").unwrap();
+    let pages = Arc::new(AtomicU32::new(0));
+    let (asked, own) = (first(2), pages.clone());
+    let address = proxy::start(server.server.address, move |request| {
+        if !is_listing(request) {
+            return Action::Pass;
+        }
+        own.fetch_add(1, Ordering::SeqCst);
+        match request.path.contains("continuation-token") && asked() {
+            true => Action::Answer(503, "SlowDown"),
+            false => Action::Pass,
+        }
+    });
+    let store = ObjectStore::open(&url, &settings(address)).unwrap();
+    let listed = store.list("", 2501).unwrap();
+    assert_eq!((listed.len(), listed[2499].key.as_str()), (2501, "2499"));
+    assert_eq!(pages.swap(0, Ordering::SeqCst), 3 + 2);
+    assert_eq!(store.list("", 1000).unwrap_err().code(), Code::Unsupported);
+    assert_eq!(pages.swap(0, Ordering::SeqCst), 2, "no more than tell that there are too many");
+    let names = store.names("", 2501).unwrap();
+    assert_eq!(names.len(), 2501);
+    assert_eq!(names.last().unwrap(), &("below".to_owned(), true));
+    assert_eq!(store.names("", 2500).unwrap_err().code(), Code::Unsupported);
+}
+
 #[test]
 fn a_lost_reply_is_looked_up() {
     let lose = first(1);

@@ -9,6 +9,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use forebay_error::{Code, Error, Result};
 use futures_util::StreamExt;
+use object_store::list::PaginatedListStore;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{
@@ -51,6 +52,7 @@ pub(super) struct Client {
     pub(super) objects: Arc<dyn ObjectStore>,
     singly: Arc<dyn ObjectStore>,
     pub(super) multipart: Arc<dyn MultipartStore>,
+    pub(super) pages: Option<Arc<dyn PaginatedListStore>>,
     /// Where the store can list uploads that never ended.
     pub(super) uploads_by_hand: Option<Uploads>,
     pub(super) settings: StoreSettings,
@@ -139,6 +141,7 @@ impl Client {
             objects: stores.objects,
             singly: stores.singly,
             multipart: stores.multipart,
+            pages: stores.pages,
             uploads_by_hand: stores.uploads,
             settings: settings.clone(),
             handle,

@@ -8,6 +8,7 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::client::HttpConnector;
 use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::list::PaginatedListStore;
 use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
 use object_store::{Certificate, ClientOptions, HeaderValue, RetryConfig};
@@ -29,6 +30,8 @@ pub(super) struct Stores {
     /// The same, but deletes objects one by one: not every server understands S3's request for many.
     pub(super) singly: Arc<dyn object_store::ObjectStore>,
     pub(super) multipart: Arc<dyn MultipartStore>,
+    /// Where it lists by pages.
+    pub(super) pages: Option<Arc<dyn PaginatedListStore>>,
     /// Where uploads that never ended can be listed.
     pub(super) uploads: Option<Uploads>,
 }
@@ -67,6 +70,7 @@ pub(super) fn memory(name: &str, prefix: &str, settings: &StoreSettings) -> Resu
         objects: memory.clone(),
         singly: memory.clone(),
         multipart: memory,
+        pages: None,
         uploads: None,
     };
     let url = format!("memory:{name}/{prefix}");
@@ -117,7 +121,7 @@ fn s3(bucket: &str, settings: &StoreSettings, handle: &tokio::runtime::Handle) -
     // Express buckets are spoken to in sessions, which the crate keeps to itself.
     let uploads = place.filter(|_| !is_express);
     let uploads = uploads.map(|place| Uploads::new(http, &s3, place, region, sign));
-    Ok(Stores { objects: s3.clone(), singly, multipart: s3, uploads })
+    Ok(Stores { singly, uploads, ..of(s3) })
 }
 
 /// A bucket's own URL, as the crate makes it: with an endpoint and the bucket in the host name the endpoint has it
@@ -143,7 +147,7 @@ fn gcs(bucket: &str, settings: &StoreSettings) -> Result<Stores> {
         // An emulator, which asks for no token; a proxy to the real one speaks TLS.
         builder = builder.with_base_url(endpoint).with_skip_signature(is_plain(endpoint));
     }
-    all(builder.build())
+    made(builder.build()).map(of)
 }
 
 fn azure(container: &str, settings: &StoreSettings) -> Result<Stores> {
@@ -156,15 +160,21 @@ fn azure(container: &str, settings: &StoreSettings) -> Result<Stores> {
     if let Some(endpoint) = endpoint {
         builder = builder.with_allow_http(is_plain(&endpoint)).with_endpoint(endpoint);
     }
-    all(builder.build())
+    made(builder.build()).map(of)
 }
 
-fn all<T>(built: object_store::Result<T>) -> Result<Stores>
+/// One client for everything.
+fn of<T>(built: Arc<T>) -> Stores
 where
-    T: object_store::ObjectStore + MultipartStore,
+    T: object_store::ObjectStore + MultipartStore + PaginatedListStore,
 {
-    let built = made(built)?;
-    Ok(Stores { objects: built.clone(), singly: built.clone(), multipart: built, uploads: None })
+    Stores {
+        objects: built.clone(),
+        singly: built.clone(),
+        multipart: built.clone(),
+        pages: Some(built),
+        uploads: None,
+    }
 }
 
 fn made<T>(built: object_store::Result<T>) -> Result<Arc<T>> {

@@ -46,7 +46,8 @@ def load_file(
     """Loads tensors; returns them by name, in the order of the files' bytes.
 
     Args:
-        path: a folder (its index decides, if it has one), an index, a file, or a list of files.
+        path: a folder (its index decides, if it has one), an index, a file, or a list of files. Each may be the URL of a
+            bucket: `s3://BUCKET/PREFIX`, `gs://`, `az://`.
         device: "cpu" (torch, or numpy where torch is not installed), "cuda", "cuda:N", a number, a torch.device, or
             "host" (numpy arrays, torch is not imported).
         names: which tensors: a name or glob or several, or a function of the name. A name that is not there is an error.
@@ -63,7 +64,7 @@ def load_file(
         expect_sha256: SHA-256 in hex: of the file, or a dict by file name. Files are checked while they are loaded (before
             that with `into`); if one differs, nothing is handed out.
         raw: dtypes that the framework lacks become unsigned integers of the same bits instead of an error.
-        threads: worker threads; by default what the machine, affinity mask and cgroup allow, at most 16.
+        threads: worker threads; by default what the machine, affinity mask and cgroup allow, at most 16; 32 for buckets.
         options: "path" (auto, dma, copy, direct, buffered, fallback), "cache" (auto, keep, bypass), "arena_bytes",
             "dma_window_bytes", "threads", and tuning for benchmarks.
         progress: called with (bytes done, bytes in all) about ten times a second, and once at the end.

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from forebay import _native, _options
 from forebay._catalog import PathLike
 from forebay._errors import SharedTensorsError, make, quoted, usage
 from forebay._frameworks import _TORCH_NAMES, BITS, Shape, Tensor
+from forebay._urls import home_of, place_of
 
 #: Tensors by name.
 Tensors = Mapping[str, Tensor]
@@ -37,7 +37,7 @@ def save_file(tensors: Tensors, path: PathLike, metadata: Mapping[str, str] | No
         IoError: the system said no; what was at `path` before is untouched.
     """
     specs, ready = _prepared(tensors)
-    save = _native.Save.file(Path(path), specs, _pairs(metadata))
+    save = _native.Save.file(home_of(place_of(path), "save_file"), specs, _pairs(metadata))
     _write(save, ready)
 
 
@@ -69,7 +69,7 @@ def save_sharded(
         tensors, metadata = _of_module(tensors, metadata, True)
     specs, ready = _prepared(tensors)
     limit = parse_size(max_shard_size)
-    save = _native.Save.folder(Path(folder), specs, _pairs(metadata), limit)
+    save = _native.Save.folder(home_of(place_of(folder), "save_sharded"), specs, _pairs(metadata), limit)
     files: list[str] = _write(save, ready)["files"]
     return files
 

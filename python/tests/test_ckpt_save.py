@@ -523,8 +523,8 @@ def test_calls_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         Checkpointer(tmp_path, on_busy="never")  # type: ignore[arg-type]
     with pytest.raises(forebay.UsageError, match="keep_last"):
         Checkpointer(tmp_path, keep_last=0)
-    with pytest.raises(forebay.UsageError, match="folders"):
-        Checkpointer("s3://bucket/path")
+    with pytest.raises(forebay.UsageError, match="no store"):
+        Checkpointer("ftp://host/path")
     with Checkpointer(tmp_path) as checkpoints:
         for step in (-1, 1.5, "7", True, None):
             with pytest.raises(forebay.UsageError, match="step"):

@@ -118,7 +118,8 @@ def test_a_writer_serves_several_folders_and_replaces_what_is_there(tmp_path: Pa
     assert found["w"].tolist() == [1] * 3
     with pytest.raises(CheckpointException, match="already_exists"):
         dcp.save({"w": torch.ones(3)}, storage_writer=Writer(tmp_path / "b", overwrite=False))
-    assert not Writer.validate_checkpoint_id("s3://b/x") and Writer.validate_checkpoint_id("/x")
+    assert all(map(Writer.validate_checkpoint_id, ["s3://b/x", "file:///x", "/x"]))
+    assert not Writer.validate_checkpoint_id("ftp://b/x")
 
 
 def test_torch_written_chunks_are_read_in_ranges(tmp_path: Path) -> None:

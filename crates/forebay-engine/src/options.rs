@@ -175,9 +175,9 @@ pub struct LoadOptions {
 /// Threads of a load by default, at the most: 16 saturate a PCIe Gen5 x16 link.
 pub const THREADS_DEFAULT_MAX: usize = 16;
 
-/// Threads of a load from objects that are not on this machine, by default. Each waits for one piece at a time: 4 MiB in
-/// some 75 ms (30 ms to the first byte, 90 MB/s a connection, as S3 gives) are 1.8 GB/s with these. They sleep, and the
-/// store regulates how many requests are sent.
+/// Threads of a load from objects that are not on this machine, by default. Each waits for one piece at a time: 4 MiB
+/// in some 75 ms (30 ms to the first byte, 90 MB/s a connection, as S3 gives) are 1.8 GB/s with these. They sleep, and
+/// the store regulates how many requests are sent.
 pub(crate) const REMOTE_THREADS: usize = 32;
 
 /// Threads of a load at the very most.

@@ -4,7 +4,8 @@
 //! file renamed over it in between cannot mix two models. What a descriptor cannot prevent is somebody writing into
 //! the same file: [`OpenFile::check_unchanged`] compares size and times with those at opening.
 //!
-//! An object of a bucket is opened in the same way: once, and all reads are of the state that it had then ([`crate::remote`]).
+//! An object of a bucket is opened in the same way: once, and all reads are of the state that it had then
+//! ([`crate::remote`]).
 
 use crate::remote::{Blocks, RemoteObject};
 use crate::text::shown;

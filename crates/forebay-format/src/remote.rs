@@ -1,4 +1,4 @@
-//! Files that are not on this machine: objects of a bucket, behind two small traits that whoever knows stores implements.
+//! Files that are not on this machine: objects of a bucket, behind two small traits that who knows stores implements.
 //!
 //! A [`RemoteFolder`] lists and opens, a [`RemoteObject`] reads ranges of one state of an object. To readers of formats
 //! both look like a folder and its files ([`Folder`](crate::Folder), [`OpenFile`](crate::OpenFile)); what they must not
@@ -174,7 +174,7 @@ mod tests {
     }
 
     fn object(len: usize) -> Arc<Counted> {
-        let bytes = (0..len).map(|at| (at * 7 >> 3) as u8).collect();
+        let bytes = (0..len).map(|at| ((at * 7) >> 3) as u8).collect();
         Arc::new(Counted(bytes, AtomicUsize::new(0)))
     }
 

@@ -94,7 +94,8 @@ pub(crate) enum Bench {
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct LoadArgs {
-    /// A safetensors or torch.save file, an index, or a folder that holds a model or a checkpoint
+    /// A safetensors or torch.save file, an index, or a folder that holds a model or a checkpoint; or
+    /// the URL of one in a bucket: s3://BUCKET/PREFIX, gs://, az://
     #[arg(value_name = "PATH")]
     pub(crate) model: PathBuf,
     /// Where to: cuda:N, GPU-UUID or host [default: cuda:0 if there is a GPU, else host]

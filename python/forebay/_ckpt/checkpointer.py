@@ -59,7 +59,7 @@ class Checkpointer:
     made by the first save of a structure and by restores, on the calling thread, and by nothing else.
 
     Args:
-        directory: where the steps are, a folder each; shared by all ranks.
+        directory: where the steps are, a folder each; shared by all ranks. May be the URL of a bucket.
         staging_bytes: memory that a save is copied into before it goes to the disk ("8GB" or a number), made at once
             where the device is known. By default up to 1 GiB, as it is needed. Where it is smaller than the state of a
             rank, the copies wait for the disk.

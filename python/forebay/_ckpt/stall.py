@@ -156,7 +156,9 @@ def _write_rate(
         shutil.rmtree(home, ignore_errors=True)
 
 
-def collect_probes(directory: Place, grace_s: float, dry_run: bool = False) -> list[tuple[str, int]]:
+def collect_probes(
+    directory: Place, grace_s: float, dry_run: bool = False
+) -> list[tuple[str, int]]:
     """Removes what measurements left whose process was killed, once nothing of it changed for `grace_s` seconds: one
     that runs takes seconds. Returns names and bytes of what was removed, or would be. Errors: `OSError`."""
     removed: list[tuple[str, int]] = []

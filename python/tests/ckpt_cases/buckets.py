@@ -48,5 +48,3 @@ def save_and_restore(rank: int, url: str, environment: dict[str, str]) -> dict[s
             "shared": report.shared_bytes,
             "steps": [one["step"] for one in checkpoints.steps()],
         }
-
-

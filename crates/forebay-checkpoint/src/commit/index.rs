@@ -1,8 +1,8 @@
 //! A flat prefix of commit keys: what a listing of a bucket says of a commit without reading it.
 //!
-//! Where each request is a round trip ([`Store::is_remote`](forebay_store::Store::is_remote)), four of them a step make a
-//! listing of a thousand steps one of minutes. So whoever publishes a commit there also puts an empty object whose key
-//! says what the record of the commit does:
+//! Where each request is a round trip ([`Store::is_remote`](forebay_store::Store::is_remote)), four of them a step make
+//! a listing of a thousand steps one of minutes. So whoever publishes a commit there also puts an empty object whose
+//! key says what the record of the commit does:
 //!
 //! ```text
 //! .forebay/commits/<step>_<attempt>_<epoch>_<parent, or ->_<world>_<committer>_<bytes of its files>

@@ -1,10 +1,10 @@
 //! Places by path or URL, and folders in a store as the readers of formats see them.
 //!
 //! A local path stays a path: what is opened by it is a file of this machine, with all that the engine can do with one
-//! (page-cache DMA, direct reads). Buckets are prefixes in a [`Store`]; a URL whose last name is like that of a
-//! file (`model.safetensors`, an index, a file of torch, `.metadata`) means that object, and where there is none, or where
-//! a checkpoint is asked for, the folder of that name. A slash at its end says that a folder is meant, as does any other
-//! name.
+//! (page-cache DMA, direct reads). Buckets are prefixes in a [`Store`]; a URL whose last name is like that of a file
+//! (`model.safetensors`, an index, a file of torch, `.metadata`) means that object, and where there is none, or where a
+//! checkpoint is asked for, the folder of that name. A slash at its end says that a folder is meant, as does any name
+//! of another kind.
 
 use std::collections::HashMap;
 use std::io;

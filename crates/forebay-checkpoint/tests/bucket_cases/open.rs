@@ -1,4 +1,5 @@
-//! What is in a bucket, opened where it is: ranges alone, checked; models of safetensors; damage and absence.
+//! What is in a bucket, opened where it is: ranges alone, checked; models of safetensors; damage, absence. **unsafe**:
+//! memory is given by address.
 
 use std::sync::Mutex;
 
@@ -76,7 +77,7 @@ fn a_region_is_read_from_the_bucket_alone_and_checked() {
     save_all(&url, server.in_turn, 2, 1, 5).into_iter().for_each(|saved| saved.unwrap());
     let (address, log) = logged(server);
     let store = root(&url, address).store;
-    let reader = Reader::open(&folder_in(store, "step-7/")).unwrap();
+    let reader = Reader::open(folder_in(store, "step-7/")).unwrap();
     let opened = std::mem::take(&mut *log.lock().unwrap()).len();
     assert!(opened <= 8, "{opened} requests to open it");
     // 100 rows of the second rank's half: two blocks of a mebibyte at the most.
@@ -149,7 +150,8 @@ fn models_of_safetensors_are_loaded_from_a_bucket() {
     let (first, second) = (bytes(1, 9_000_001), bytes(2, 30));
     store.put("m/model-00001-of-00002.safetensors", &safetensors("a", &first)).unwrap();
     store.put("m/model-00002-of-00002.safetensors", &safetensors("b", &second)).unwrap();
-    let index = r#"{"weight_map":{"a":"model-00001-of-00002.safetensors","b":"model-00002-of-00002.safetensors"}}"#;
+    let index = r#"{"weight_map":{"a":"model-00001-of-00002.safetensors",
+        "b":"model-00002-of-00002.safetensors"}}"#;
     let place = |path: &str| Place::parse(Path::new(&format!("{url}/{path}")), &settings).unwrap();
     let open = |path: &str| open_model(place(path)).and_then(|opened| opened.resolve_all());
     for (path, wanted) in [
@@ -181,7 +183,7 @@ fn slices_of_inner_dimensions_are_few_requests() {
     let url = fresh_url();
     save_all(&url, server.in_turn, 1, 1, 5).into_iter().for_each(|saved| saved.unwrap());
     let (address, log) = logged(server);
-    let reader = Reader::open(&folder_in(root(&url, address).store, "step-7/")).unwrap();
+    let reader = Reader::open(folder_in(root(&url, address).store, "step-7/")).unwrap();
     log.lock().unwrap().clear();
     // 40 columns of 3000 rows of 6 kB.
     let columns = Region { offsets: vec![0, 700], sizes: vec![SHAPE[0], 40] };

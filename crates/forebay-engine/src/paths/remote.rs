@@ -1,8 +1,8 @@
 //! Reads of objects that are no files of this machine. **unsafe**: it writes to host targets.
 //!
-//! A request is a round trip of milliseconds, so a piece is one request, whatever is in it: checksum blocks are compared
-//! after the whole of it has come, small tensors and gaps between them go through a slot. Rows that lie far apart are
-//! asked for together ([`RangeSource::read_many`]).
+//! A request is a round trip of milliseconds, so a piece is one request, whatever is in it: checksum blocks are
+//! compared after the whole of it has come, small tensors and gaps between them go through a slot. Rows that lie far
+//! apart are asked for together ([`RangeSource::read_many`]).
 //!
 //! | device | bytes | copies after the source has written them |
 //! | --- | --- | --- |

@@ -9,7 +9,8 @@ use super::audit::AuditArgs;
 use crate::units::parse_size;
 
 const STEPS: &str = "\
-ROOT is the folder that holds the steps (`step-100`, `step-200`, ...).
+ROOT is the folder that holds the steps (`step-100`, `step-200`, ...), or its URL in a bucket:
+s3://BUCKET/PREFIX, gs://, az://. The provider's own variables say how that is reached.
 
 The latest step is the last commit of the job that claimed ROOT last, or of the steps that it
 went on from; so is what a restore of the latest takes. Steps without records (copied without
@@ -36,7 +37,7 @@ Exit codes: 0 done; 1 the data or the system is at fault; 2 wrong usage.";
 
 const ONE_STEP: &str = "\
 PATH is the folder of one step, any folder with a `.metadata` in it, or a root of steps: then
-the latest step is meant, or the one that --step names.
+the latest step is meant, or the one that --step names. It may be a URL: s3://BUCKET/PREFIX.
 
 Exit codes: 0 done; 1 the data or the system is at fault; 2 wrong usage.";
 

@@ -98,7 +98,7 @@ fn is_there(root: &forebay_checkpoint::commit::Root, number: u64) -> bool {
 /// Checks one; its faults and warnings go to stderr at once.
 fn check(step: &Step, console: &Console) -> Result<Row> {
     let watch = Watch::new(console, "verifying", &[step]);
-    let found = verify_folder(&step.folder(), &watch)?;
+    let found = verify_folder(step.folder(), &watch)?;
     let seconds = watch.seconds();
     // The bar goes before anything is said.
     drop(watch);

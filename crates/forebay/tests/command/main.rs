@@ -9,6 +9,7 @@
 //! | `bench` | the benchmark makes, measures and cleans up |
 //! | `checkpoints` | checkpoints of torch and files of torch.save |
 //! | `ckpt` | steps of a root listed, shown, pruned, collected |
+//! | `ckpt_bucket` | the same on URLs of buckets |
 //! | `ckpt_verify` | damage of every kind, found and named |
 //! | `ckpt_export` | exports and comparisons |
 //! | `tier` | tiers drained, seen, told what stays; the configuration; the audit log |
@@ -20,6 +21,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::print_stderr,
+    clippy::print_stdout,
     reason = "a test that cannot go on must fail, and one that is skipped must say so"
 )]
 
@@ -28,6 +30,7 @@ mod battery;
 mod bench;
 mod checkpoints;
 mod ckpt;
+mod ckpt_bucket;
 mod ckpt_export;
 mod ckpt_gc;
 mod ckpt_make;
@@ -37,6 +40,8 @@ mod gpu;
 mod harness;
 mod output;
 mod select;
+#[path = "../../../forebay-store/tests/servers/mod.rs"]
+mod servers;
 mod tier;
 mod trouble;
 mod util;

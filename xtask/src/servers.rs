@@ -4,11 +4,12 @@
 //! their own (their pins and those of other packages do not go together). Each is installed once; the variables tell
 //! the tests where they are, and that none may be skipped.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use crate::command::{cargo, run};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::python::Venv;
 use crate::workspace;
 
@@ -35,6 +36,43 @@ impl Servers {
             .env("FOREBAY_TEST_MOTO", self.venv.bin("moto_server"))
             .env("FOREBAY_TEST_JUICEFS", self.venv.bin("juicefs"))
             .env("FOREBAY_NO_SKIP", "1")
+    }
+}
+
+/// The S3 server of the quickstart. It ends when this is dropped.
+pub(crate) struct Moto {
+    child: Child,
+    pub(crate) port: u16,
+}
+
+impl Moto {
+    /// Starts it with a script that prints its port.
+    pub(crate) fn start(script: &Path) -> Result<Self> {
+        let venv = Venv::ready("servers", REQUIREMENTS)?;
+        let mut server = venv.python();
+        server.arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let failed = |what: &str| Failure::new(format!("the S3 server {what}"));
+        let mut child =
+            server.spawn().map_err(|error| failed(&format!("cannot start: {error}")))?;
+        let mut line = String::new();
+        if let Some(output) = child.stdout.take() {
+            let _ = BufReader::new(output).read_line(&mut line);
+        }
+        match line.trim().parse() {
+            Ok(port) => Ok(Self { child, port }),
+            Err(_) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(failed("does not say its port"))
+            }
+        }
+    }
+}
+
+impl Drop for Moto {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

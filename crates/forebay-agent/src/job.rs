@@ -79,6 +79,21 @@ impl Job {
         self.work.wake();
     }
 
+    /// The same for those who are not this agent's user: what it could do for itself, and they not, it does not do for
+    /// them. A promotion goes to one of the tiers, not to a path.
+    ///
+    /// Errors: `permission_denied` for a path; those of [`Work::act`].
+    pub fn act_for_others(&self, action: &Value, who: &str) -> Result<Value> {
+        if let Some(to) = action.get("to").filter(|to| !to.is_null()) {
+            let is_tier = self.status().tiers.iter().any(|tier| to.as_str() == Some(&tier.name));
+            if !is_tier {
+                let what = "copies go to one of the tiers: a path may be given by the agent's user";
+                return Err(Error::new(Code::PermissionDenied, what));
+            }
+        }
+        self.act(action, who)
+    }
+
     /// See [`Work::act`]; who asks next sees what came of it.
     pub fn act(&self, action: &Value, who: &str) -> Result<Value> {
         let name = action.get("action").and_then(Value::as_str).unwrap_or_default();
@@ -221,6 +236,23 @@ mod tests {
             job.sample();
         }
         assert_eq!(job.rates(), vec![vec![(0.0, 5.0); SAMPLES_MAX]]);
+    }
+
+    #[test]
+    fn others_name_tiers_and_no_paths() {
+        let work = Still::new(crate::testing::busy());
+        let job = Jobs::default().add("a", Arc::clone(&work) as Arc<dyn Work>).unwrap();
+        let promote = |to: Value| serde_json::json!({"action": "promote", "step": 1, "to": to});
+        for bad in ["/etc", "../x", "", "s3://other/bucket"] {
+            let refused = job.act_for_others(&promote(bad.into()), "somebody").unwrap_err();
+            assert_eq!(refused.code(), Code::PermissionDenied, "{bad}");
+        }
+        assert!(job.act_for_others(&promote(serde_json::json!(["x"])), "somebody").is_err());
+        for good in [Value::Null, "archive".into()] {
+            job.act_for_others(&promote(good), "somebody").unwrap();
+        }
+        assert_eq!(work.acts.lock().unwrap().len(), 2);
+        job.act(&promote("/etc".into()), "the agent's user").unwrap();
     }
 
     #[test]

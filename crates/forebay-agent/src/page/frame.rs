@@ -10,12 +10,13 @@ const HEAD: &str = "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8
 <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
 <meta name=\"color-scheme\" content=\"light dark\">\
 <meta name=\"robots\" content=\"noindex\">\
+<link rel=\"icon\" href=\"/icon.svg\">\
 <link rel=\"stylesheet\" href=\"/style.css\">";
 
 const LIVE: &str = "<noscript><meta http-equiv=\"refresh\" content=\"5\"></noscript>\
 <script src=\"/page.js\" defer></script>";
 
-/// The mark: three levels of water, as the favicon too (a `data:` URL would need to be allowed).
+/// The mark: three levels of water. The icon is the same, with colours of its own.
 const MARK: &str = "<svg class=\"mark\" viewBox=\"0 0 24 24\" aria-hidden=\"true\">\
 <path d=\"M2 6q2.5-2.5 5 0t5 0 5 0 5 0\"/><path d=\"M2 12q2.5-2.5 5 0t5 0 5 0 5 0\"/>\
 <path d=\"M2 18q2.5-2.5 5 0t5 0 5 0 5 0\"/></svg>";

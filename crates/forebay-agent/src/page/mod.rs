@@ -31,6 +31,8 @@ pub(crate) use frame::{login, message};
 
 /// The style sheet.
 pub(crate) const STYLE: &str = include_str!("style.css");
+/// The mark.
+pub(crate) const ICON: &str = include_str!("icon.svg");
 /// The script: takes the page anew every two seconds, unless somebody is typing.
 pub(crate) const SCRIPT: &str = include_str!("page.js");
 

@@ -59,7 +59,7 @@ fn one(html: &mut Html, view: &View<'_>, transfer: &Transfer) {
         Some(left) => format!("{} left", words::time(left)),
         None => "time left unknown".to_owned(),
     });
-    parts.push(transfer.priority.clone());
+    parts.push(format!("priority {}", transfer.priority));
     if transfer.tries > 0 {
         parts.push(format!("try {}", transfer.tries.saturating_add(1)));
     }

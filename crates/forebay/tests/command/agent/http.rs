@@ -58,6 +58,11 @@ fn loopback_reads_without_a_token_and_acts_with_one() {
     let other = r#"{"action":"wake","job":"other"}"#;
     assert_eq!(act(&agent, ACT_TOKEN, other).0, 404);
     assert_eq!(act(&agent, ACT_TOKEN, r#"{"action":"hold","step":7}"#).0, 404);
+    // The agent writes where its tiers are, not where somebody says.
+    let away = site.path("away");
+    let promote = serde_json::json!({"action": "promote", "step": 100, "name": "x", "to": away});
+    assert_eq!(act(&agent, ACT_TOKEN, &promote.to_string()).0, 403);
+    assert!(!away.exists());
     assert!(!agent.log().contains("abcdef"), "a token in the log: {}", agent.log());
 }
 

@@ -42,11 +42,7 @@ fn fits(browser: &mut Browser, what: &str) {
         .events
         .iter()
         .filter(|event| match event["method"].as_str().unwrap_or_default() {
-            "Log.entryAdded" => {
-                let entry = &event["params"]["entry"];
-                let url = entry["url"].as_str().unwrap_or_default();
-                entry["level"] != "verbose" && !url.ends_with("/favicon.ico")
-            }
+            "Log.entryAdded" => event["params"]["entry"]["level"] != "verbose",
             "Runtime.exceptionThrown" => true,
             _ => false,
         })

@@ -49,7 +49,7 @@ mod tests {
             assert!((seen - 100.0).abs() < 1.0, "{seen} after {second} s");
         }
         // Nothing more: it falls to nothing within the window.
-        let later = |seconds| start + Duration::from_secs(20 + seconds);
+        let later = |seconds: u64| start + Duration::from_secs(20 + seconds);
         assert!(rate.see(later(5), 2000) < 60.0);
         assert!(rate.see(later(11), 2000) < 10.0);
         assert_eq!(rate.see(later(30), 2000), 0.0);

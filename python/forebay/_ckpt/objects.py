@@ -145,6 +145,8 @@ def _unpack_some(
             # More than plain data, or damaged.
             left.append(place)
         values.append(value)
+    # Up to 256 MiB, and the archives may have as much.
+    del pickles
     archives = checkpoint.archives([batch[place][0] for place in left]) if left else []
     for place, archive in zip(left, archives, strict=True):
         name = batch[place][1]

@@ -102,3 +102,41 @@ def test_tied_targets_of_torch_checkpoints_and_of_own_values_are_compared(tmp_pa
         with pytest.warns(UserWarning, match="x` and `.*y` are one tensor"):
             checkpointer.restore({"w": torch.zeros(1)}, per_rank={"x": both, "y": both})
     assert both.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_ties_are_compared_in_host_memory_whatever_the_default_device(
+    tmp_path: Path, device: str
+) -> None:
+    one, other, own = torch.arange(6.0), torch.arange(6.0) + 1, torch.arange(3.0)
+    with forebay.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"a": one, "b": other}, per_rank={"x": own}, blocking=True)
+    into = torch.zeros(6)
+    torch.set_default_device(device)
+    try:
+        lines, _ = _restored(tmp_path, {"a": into, "b": into})
+        with forebay.Checkpointer(tmp_path) as checkpointer:
+            left = checkpointer.per_rank(1, 0)
+    finally:
+        torch.set_default_device(None)
+    assert any("`a` and `b` are one tensor" in line for line in lines), lines
+    assert torch.equal(into, one) and torch.equal(left["x"], own)
+
+
+def test_a_comparison_of_ties_keeps_the_lease(tmp_path: Path) -> None:
+    from forebay import _native
+    from forebay._ckpt import filling
+    from forebay._ckpt.ranks import Ranks
+
+    with forebay.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"a": torch.zeros(2, 300_000)}, blocking=True)
+    beats: list[None] = []
+    checkpoint = _native.Checkpoint(tmp_path, step=1)
+    report = filling.RestoreReport(1, [], [])
+    one = filling.Filling(
+        Ranks(None), checkpoint, checkpoint.entries, report, lambda: beats.append(None), None, None
+    )
+    one._beaten -= 60
+    piece = filling.Piece(0, ((0, 0), (2, 300_000)), torch.ones(2, 300_000))
+    assert not one.holds([piece])
+    assert len(beats) == 1

@@ -97,9 +97,12 @@ class Filling:
         """Whether the memory of pieces holds, bit by bit, what the checkpoint has for them. Not a collective call."""
         for batch in _batches(pieces):
             wants = [(piece.entry, *piece.region) for piece in batch]
-            stored = [torch.empty(one.memory.shape, dtype=one.memory.dtype) for one in batch]
+            # Not where torch's default device is.
+            stored = [
+                torch.empty(one.memory.shape, dtype=one.memory.dtype, device=HOST) for one in batch
+            ]
             self.report.transfers.append(
-                read_regions(self.checkpoint, wants, stored, "host", self.threads)
+                read_regions(self.checkpoint, wants, stored, "host", self.threads, self._alive)
             )
             pairs = zip(batch, stored, strict=True)
             if not all(torch.equal(_bytes(piece.memory), _bytes(one)) for piece, one in pairs):
@@ -112,13 +115,17 @@ class Filling:
         self.report.transfers.append(report)
         self.report.bytes += sum(piece.memory.nbytes for piece in pieces)
 
+    def _alive(self, _: int, __: int) -> None:
+        """Keeps the lease while something is read."""
+        if self.beat is not None and monotonic() - self._beaten > _BEAT_SECONDS:
+            self._beaten = monotonic()
+            self.beat()
+
     def _told(self) -> Progress:
         progress, before = self.progress, self.report.bytes
 
-        def told(done: int, _: int) -> None:
-            if self.beat is not None and monotonic() - self._beaten > _BEAT_SECONDS:
-                self._beaten = monotonic()
-                self.beat()
+        def told(done: int, total: int) -> None:
+            self._alive(done, total)
             if progress is not None:
                 progress(before + done, self._total)
 

@@ -53,7 +53,7 @@ def leaf_of(entries: Sequence[Entry], number: int, path: Path) -> Leaf:
     """A leaf, with memory on the host if it is a tensor."""
     _, _, kind, dtype, shape = entries[number]
     sides = tuple(shape)
-    memory = torch.empty(sides, dtype=dtype_of(dtype or "")) if kind == 0 else None
+    memory = torch.empty(sides, dtype=dtype_of(dtype or ""), device="cpu") if kind == 0 else None
     return Leaf(number, path, ((0,) * len(sides), sides), memory)
 
 

@@ -87,13 +87,13 @@ class Ranks:
         except Error as error:
             # The others wait for this rank whatever happens here.
             head, body = frames.encode({"error": describe(error)})
-        heads = [torch.empty(frames.HEAD_BYTES, dtype=torch.uint8) for _ in range(self.size)]
+        heads = [_room(frames.HEAD_BYTES) for _ in range(self.size)]
         distributed.all_gather(heads, _bytes(head), group=channel)
         raw = [bytes(one.tolist()) for one in heads]
         # Everyone sees the same heads, so everyone stops here or nobody does.
         lengths = [frames.body_bytes(one, f"rank {rank}") for rank, one in enumerate(raw)]
         longest = max(lengths)
-        bodies = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        bodies = [_room(longest) for _ in range(self.size)]
         distributed.all_gather(bodies, _bytes(body.ljust(longest, b"\0")), group=channel)
         return [
             frames.decode(raw[rank], ctypes.string_at(one.data_ptr(), longest), f"rank {rank}")
@@ -197,6 +197,11 @@ def _has_cpu_backend(group: Any) -> bool:
         return torch.device("cpu") in group._device_types
     except (AttributeError, RuntimeError):
         return torch.distributed.get_backend(group) == "gloo"
+
+
+def _room(size: int) -> torch.Tensor:
+    # On the host, wherever torch's default device is.
+    return torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
 def _bytes(data: bytes) -> torch.Tensor:

@@ -27,22 +27,33 @@ class Background:
 
     def put(self, job: Job) -> None:
         """Takes a job; jobs run in the order in which they were taken. Errors: `RuntimeError` where no thread can be
-        started; the job is then not taken."""
+        started; the job is then not taken. After an interrupt it may have been taken or not: the thread may run, for
+        `start` waits for it."""
         with self._lock:
             self._jobs.append(job)
-            if self._thread is not None:
-                return
-            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             try:
-                thread.start()
-            except BaseException:
+                self._begin()
+            except RuntimeError:
                 self._jobs.remove(job)
                 raise
-            self._thread = thread
+
+    def _begin(self) -> None:
+        """Sees to it that a thread runs. To be called with the lock."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
+            raise
 
     def close(self, timeout: float | None) -> bool:
         """Waits until no job is left; False if one still is after `timeout` seconds."""
         with self._lock:
+            if self._jobs:
+                # One whose start was interrupted may never have begun.
+                self._begin()
             thread = self._thread
         if thread is None or thread is threading.current_thread():
             return True
@@ -52,6 +63,9 @@ class Background:
     def _run(self) -> None:
         while True:
             with self._lock:
+                if self._thread is not threading.current_thread():
+                    # Another one has taken its place.
+                    return
                 if not self._jobs:
                     self._thread = None
                     return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -120,6 +121,8 @@ class Checkpointer:
         #: The last step restored or committed.
         self._parent: int | None = None
         self._run: Run | None = None
+        #: One save after the other begins, from whatever thread. One that a signal's handler makes is not held up.
+        self._saves = threading.RLock()
         self._retention: Retention | None = None
         self._training = Training()
         self._hooks: list[Attached] = []
@@ -145,7 +148,8 @@ class Checkpointer:
         return self.predicted_stall_s
 
     def _prepare(self, state: Any, stepped: bool) -> None:
-        mode, seconds = self._opened().prepare(state, stepped)
+        with self._saves:
+            mode, seconds = self._opened().prepare(state, stepped)
         self.predicted_stall_s = seconds
         # A stall that is felt is worth a line that is seen.
         level = logging.WARNING if mode == "stream" else logging.INFO
@@ -191,7 +195,8 @@ class Checkpointer:
         if overlap is None and overlapped and not blocking:
             owned = Owned(hook.optimizer for hook in self._hooks)
         asked = Asked(step, state, per_rank, side_files, blocking, overlapped, owned)
-        return self._opened().save(asked)
+        with self._saves:
+            return self._opened().save(asked)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Any:
         """Lets saves return before the state was copied: a hook waits for that just before the optimizer's next step,

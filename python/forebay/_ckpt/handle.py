@@ -47,6 +47,9 @@ class SaveHandle:
         #: Whether the copies are ordered before all that the caller does next.
         self._settled = settled
         self._over = threading.Event()
+        self._lock = threading.Lock()
+        #: Whether a thread sees to the end.
+        self._watched = False
         self._error: Error | None = None
         self._report: Report | None = None
         #: Whether somebody has seen the error.
@@ -95,7 +98,7 @@ class SaveHandle:
     def abandon(self) -> None:
         """Gives the save up for a caller who is interrupted while its memory is read; returns when that is over."""
         self.cancel()
-        self._over.wait(_ABANDON_SECONDS)
+        self._ended(_ABANDON_SECONDS)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until the step is committed: whole, durable, and what `latest` names. False after `timeout` seconds,
@@ -103,12 +106,27 @@ class SaveHandle:
 
         Raises the error of the save; every rank raises the same one, with the rank that had it first in its text.
         """
-        if not self._over.wait(timeout):
+        if not self._ended(timeout):
             return False
         if self._error is not None:
             self._seen = True
             raise self._error
         return not self.skipped
+
+    def _ended(self, timeout: float | None = None) -> bool:
+        """Waits for the end; False if that took longer than `timeout` seconds. Where no thread sees to it (an interrupt
+        came before one did) the caller does."""
+        running = self._running
+        if self._watched or self._over.is_set() or running is None:
+            return self._over.wait(timeout)
+        try:
+            if not running.wait(timeout):
+                return False
+        except Error:
+            # Kept below.
+            pass
+        settle(self)
+        return True
 
     def done(self) -> bool:
         """Whether the save has ended, well or not."""
@@ -140,7 +158,7 @@ class SaveHandle:
 
     def exception(self, timeout: float | None = None) -> Error | None:
         """The error of the save, None if it is committed. Raises DeadlineError."""
-        if not self._over.wait(timeout):
+        if not self._ended(timeout):
             raise make("timeout", f"the save of step {self.step} takes longer than {timeout} s")
         self._seen = True
         return self._error
@@ -174,6 +192,7 @@ class Watcher:
         started."""
 
         def job() -> None:
+            handle._watched = True
             settle(handle)
             after(handle)
 
@@ -185,17 +204,25 @@ class Watcher:
 
 
 def settle(handle: SaveHandle) -> None:
-    """Waits for the end of a save and keeps how it ended."""
+    """Waits for the end of a save and keeps how it ended: once, whoever else does."""
     running = handle._running
-    assert running is not None
+    if handle._over.is_set() or running is None:
+        return
+    report, failure = None, None
     try:
         while not running.wait(None):
             pass
-        handle._report = {**running.report(), "step": handle.step}
+        report = {**running.report(), "step": handle.step}
     except Error as error:
-        handle._error = handle._named(error)
+        failure = handle._named(error)
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:  # noqa: BLE001
-        handle._error = make("internal", f"waiting for the save failed: {error!r}")
-    # Nothing of the caller's is kept beyond the end; after an error `staged` still tells it.
-    handle._running = None if handle._error is None else running
-    handle._over.set()
+        failure = make("internal", f"waiting for the save failed: {error!r}")
+    with handle._lock:
+        if handle._over.is_set():
+            return
+        handle._report, handle._error = report, failure
+        # Nothing of the caller's is kept beyond the end; after an error `staged` still tells it.
+        handle._running = None if failure is None else running
+        handle._over.set()

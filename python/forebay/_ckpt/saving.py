@@ -99,8 +99,8 @@ class Run:
         facts["start_seconds"] = perf_counter() - planned
         rank = None if self.ranks.alone else self.ranks.rank
         handle = SaveHandle(step, running, facts, snapshot.settled, rank=rank)
-        self.last = self.training.handle = handle
         try:
+            self.last = self.training.handle = handle
             self._watch(handle)
             if asked.blocking:
                 handle.wait()
@@ -172,7 +172,7 @@ class Run:
         last, self.last = self.last, None
         if last is not None:
             try:
-                last._over.wait()
+                last._ended()
             except BaseException:
                 self.last = last
                 raise
@@ -334,14 +334,14 @@ class Run:
     def release(self) -> None:
         """Gives back staging memory and shadows; the next save takes some again."""
         if self.last is not None:
-            self.last._over.wait()
+            self.last._ended()
         self.snapshots.release()
         self.natives.release()
 
     def close(self, timeout: float | None) -> bool:
         """Waits for the save under way; False if it still is after `timeout` seconds."""
         last = self.last
-        if last is not None and not last._over.wait(timeout):
+        if last is not None and not last._ended(timeout):
             return False
         self.watcher.close(timeout)
         if last is not None and last._error is None:

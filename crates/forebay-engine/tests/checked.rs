@@ -4,6 +4,9 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
 use common::*;
 use forebay_engine::{Check, EngineConfig, LoadOptions, Move, PathChoice, Plan};
 use forebay_error::Code;
@@ -46,6 +49,7 @@ proptest! {
         path in prop::sample::select(
             vec![PathChoice::Auto, PathChoice::Direct, PathChoice::Buffered]
         ),
+        remote: bool,
     ) {
         let folder = tempfile::tempdir().unwrap();
         let bytes = pattern(1, 900_000);
@@ -66,7 +70,8 @@ proptest! {
         let config = EngineConfig { piece_bytes: PIECE, ..EngineConfig::default() };
         let options = LoadOptions { path, ..LoadOptions::default() };
         let engine = host_engine(config);
-        let (targets, _) = load_host(&engine, plan, vec![source(&file)], options).unwrap();
+        let source = if remote { Object::new(&bytes) } else { source(&file) };
+        let (targets, _) = load_host(&engine, plan, vec![source], options).unwrap();
         prop_assert!(targets == wanted);
     }
 }
@@ -94,6 +99,39 @@ fn one_flipped_bit_anywhere_in_a_block_that_is_read_is_an_error() {
     assert_eq!(load(250_000, 200_200, 5).unwrap_err().code(), Code::Checksum);
     assert!(load(350_000, 200_200, 5).is_ok());
     assert!(load(50, 100, 5).is_ok());
+}
+
+#[test]
+fn pieces_of_objects_are_read_at_once_and_checked() {
+    let bytes = pattern(5, 3 << 20);
+    let checks = blocks(0, &bytes, 0, 3 << 20, 64 << 10);
+    let engine = host_engine(EngineConfig { piece_bytes: PIECE, ..EngineConfig::default() });
+    let load = |object: &Arc<Object>, moves: Vec<Move>| {
+        let size = moves.iter().map(|part| part.to + part.bytes()).max().unwrap();
+        let plan = Plan::build_checked(moves, vec![size], PIECE, &[], checks.clone()).unwrap();
+        let pieces = plan.pieces().len();
+        let loaded =
+            load_host(&engine, plan, vec![object.clone()], LoadOptions { ..Default::default() });
+        (loaded.map(|(targets, report)| (targets, report.threads)), pieces)
+    };
+    // One read a piece, though each has four blocks.
+    let object = Object::new(&bytes);
+    let (loaded, pieces) = load(&object, vec![Move::contiguous(0, 0, 0, 0, 3 << 20)]);
+    let (targets, threads) = loaded.unwrap();
+    assert!(targets[0] == bytes && pieces == 12);
+    assert_eq!((object.reads.load(Ordering::Relaxed), threads), (12, 32));
+    // A part of a block, and the end of another: through a slot.
+    let object = Object::new(&bytes);
+    let (loaded, _) = load(&object, vec![Move::contiguous(0, 0, 70_000, 0, 140_000)]);
+    assert!(loaded.unwrap().0[0] == bytes[70_000..210_000]);
+    assert_eq!(object.reads.load(Ordering::Relaxed), 1);
+    for at in [0, 100_000, (3 << 20) - 1] {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        let object = Object::new(&damaged);
+        let error = load(&object, vec![Move::contiguous(0, 0, 0, 0, 3 << 20)]).0.unwrap_err();
+        assert_eq!((error.code(), error.place()), (Code::Checksum, Some("store:object")), "{at}");
+    }
 }
 
 #[test]

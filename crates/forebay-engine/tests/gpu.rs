@@ -14,7 +14,7 @@ use forebay_device::Device;
 use forebay_device::cuda::{ChecksumKernel, CudaDevice, DeviceBuffer, Stream};
 use forebay_engine::{
     CacheChoice, Engine, EngineConfig, FileSink, LoadOptions, Move, Part, Path, PathChoice, Plan,
-    Report, WriteOptions,
+    RangeSource, Report, WriteOptions,
 };
 use forebay_error::{Code, Result};
 
@@ -54,13 +54,21 @@ pub(crate) fn try_load(
     paths: &[PathBuf],
     options: LoadOptions,
 ) -> Result<(Vec<Vec<u8>>, Report)> {
+    load_from(engine, plan, paths.iter().map(|path| source(path)).collect(), options)
+}
+
+fn load_from(
+    engine: &Arc<Engine>,
+    plan: Plan,
+    sources: Vec<Arc<dyn RangeSource>>,
+    options: LoadOptions,
+) -> Result<(Vec<Vec<u8>>, Report)> {
     let Device::Cuda(gpu) = engine.device() else { panic!("no GPU") };
     gpu.with_context(|| {
         let sizes = plan.target_bytes().to_vec();
         let buffers: Vec<_> =
             sizes.iter().map(|&len| DeviceBuffer::new(gpu, len)).collect::<Result<_, _>>()?;
         let places: Vec<u64> = buffers.iter().map(|buffer| buffer.address()).collect();
-        let sources = paths.iter().map(|path| source(path)).collect();
         let session = engine.start(plan, sources, options)?;
         // In two portions, to have a feed that is behind.
         let (first, rest) = places.split_at(places.len() / 3);
@@ -211,6 +219,29 @@ fn targets_in_allocations_side_by_side_are_copied_one_by_one() {
 /// Makes the kernel ready, so that no block is checked by the CPU meanwhile.
 pub(crate) fn load_kernel(gpu: &Arc<CudaDevice>) {
     assert!(gpu.with_context(|| ChecksumKernel::get(gpu)).unwrap().is_some());
+}
+
+#[test]
+fn objects_that_are_no_files_arrive_and_are_checked() {
+    let Some(device) = gpu() else { return };
+    let bytes = pattern(6, 9_000_077);
+    for from_bytes in [0, u64::MAX] {
+        let mut config = EngineConfig { piece_bytes: 256 << 10, ..EngineConfig::default() };
+        config.tuning.gpu_checks_from_bytes = from_bytes;
+        let engine = Engine::new(device.clone(), config);
+        let plan = || mixed_plan(&bytes, 256 << 10, 64 << 10);
+        let load = |bytes: &[u8]| {
+            load_from(&engine, plan(), vec![Object::new(bytes)], LoadOptions::default())
+        };
+        let (targets, report) = load(&bytes).unwrap();
+        check_mixed(&targets, &bytes, 64 << 10);
+        let checked = report.verified_gpu_bytes + report.verified_cpu_bytes;
+        assert_eq!(checked, plan().checked_bytes(), "{report:?}");
+        assert!(report.paths.iter().all(|share| share.path == Path::Buffered), "{report:?}");
+        let mut damaged = bytes.clone();
+        damaged[1_000_000] ^= 1;
+        assert_eq!(load(&damaged).unwrap_err().code(), Code::Checksum);
+    }
 }
 
 #[test]

@@ -62,6 +62,7 @@ impl Service {
         let agent = Agent::start(&settings, Arc::clone(&jobs), counts, tracker)?;
         let runner = Arc::new(Runner::start(tiers)?);
         jobs.add(CONFIGURED, Arc::clone(&runner) as Arc<dyn Work>)?;
+        trackers.resume();
         Ok(Self { agent: Some(agent), trackers, runner })
     }
 

@@ -7,8 +7,9 @@
 //! reads or writes there is one that this user could: an agent of root does not read for others. Where several users
 //! share a node, each runs an agent of its own.
 //!
-//! A job outlives its client. It does not outlive the agent: descriptors end with it, and who saves hands its folder
-//! over again when it connects again, which is no error if it is the same folder.
+//! A job outlives its client. It outlives the agent where a service manager keeps the descriptor for the next one
+//! ([`notify`]); elsewhere descriptors end with it, and who saves hands its folder over again when it connects again,
+//! which is no error if it is the same folder.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,10 +20,11 @@ use forebay_error::{Code, Error, Result};
 use forebay_store::{PosixStore, Store};
 use forebay_tier::config::Config;
 use forebay_tier::runner::{Runner, Tiers};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use serde_json::{Value, json};
 
 use crate::job::{CONFIGURED, Jobs};
+use crate::notify;
 use crate::socket::Tracker;
 use crate::socket::message::check_name;
 use crate::work::Work;
@@ -44,6 +46,17 @@ struct Tracked {
 impl Trackers {
     pub(crate) fn new(config: Config, jobs: Arc<Jobs>) -> Self {
         Self { config, jobs, tracked: Mutex::default() }
+    }
+
+    /// Goes on with the folders that the service manager has kept of an agent before.
+    pub(crate) fn resume(&self) {
+        let own = rustix::process::geteuid().as_raw();
+        for (job, folder) in notify::kept() {
+            if let Err(error) = self.begin(&job, folder, own, false) {
+                tracing::warn!(%error, job, "a folder that was kept is left");
+                notify::forget(&job);
+            }
+        }
     }
 
     /// Ends all.
@@ -85,8 +98,9 @@ impl Trackers {
     }
 }
 
-impl Tracker for Trackers {
-    fn track(&self, job: &str, folder: OwnedFd, uid: u32) -> Result<Value> {
+impl Trackers {
+    /// Starts to move what is in a folder. `keep`: has it kept for the next agent.
+    fn begin(&self, job: &str, folder: OwnedFd, uid: u32, keep: bool) -> Result<Value> {
         check_name(job)?;
         let id = check_folder(&folder, uid)?;
         let mut tracked = self.lock();
@@ -102,13 +116,25 @@ impl Tracker for Trackers {
             let what = "that is what the configured job is called";
             return Err(Error::new(Code::AlreadyExists, what).at(job));
         }
+        let kept = keep.then(|| folder.try_clone());
+        let kept = kept.transpose();
+        let kept = kept.map_err(|error| Error::io("cannot keep the folder open", error))?;
         let started = self.start(job, folder, id)?;
         // Where it finds no room it is stopped by its drop.
         self.jobs.add(job, Arc::clone(&started.runner) as Arc<dyn Work>)?;
         let places = started.places.clone();
+        if let Some(folder) = kept {
+            notify::keep(job, folder.as_fd());
+        }
         tracing::info!(job, uid, places = places.join(" -> "), "a folder was handed over");
         tracked.insert(job.to_owned(), started);
         Ok(json!({ "places": places }))
+    }
+}
+
+impl Tracker for Trackers {
+    fn track(&self, job: &str, folder: OwnedFd, uid: u32) -> Result<Value> {
+        self.begin(job, folder, uid, true)
     }
 
     fn untrack(&self, job: &str, uid: u32) -> Result<()> {
@@ -118,6 +144,7 @@ impl Tracker for Trackers {
         };
         self.jobs.remove(job);
         tracked.runner.stop();
+        notify::forget(job);
         tracing::info!(job, uid, "a folder is left");
         Ok(())
     }

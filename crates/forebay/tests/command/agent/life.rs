@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -114,6 +115,49 @@ fn the_service_manager_is_told() {
         .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
         .collect();
     assert!(lines.iter().any(|line| line["message"] == "started" && line["level"] == "INFO"));
+}
+
+/// The test is the service manager: it keeps the folder, and gives it to the next agent.
+#[test]
+fn a_folder_that_was_handed_over_outlives_a_killed_agent() {
+    let site = Site::new("write_limit = \"4 MB/s\"", "");
+    let path = site.path("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(LONG)).unwrap();
+    std::fs::create_dir(site.path("job")).unwrap();
+    site.save("job", &[8], &State::new(1).with_rows(4096));
+    let mut agent = site.start_with(&[], &[("NOTIFY_SOCKET", text(&path))]);
+    let folder = std::fs::File::open(site.path("job")).unwrap();
+    agent.client().track("run7", folder.as_fd()).unwrap();
+    let mut bytes = [0; 256];
+    let mut told = || {
+        let got = manager.recv(&mut bytes).unwrap();
+        String::from_utf8(bytes[..got].to_vec()).unwrap()
+    };
+    assert!(told().starts_with("READY=1"));
+    assert_eq!(told(), "FDSTORE=1\nFDNAME=run7");
+    agent.until(Some("run7"), "a transfer under way", |status| {
+        status.transfers.iter().any(|moving| moving.done_bytes > 0)
+    });
+    agent.signal("-KILL");
+    agent.child.wait().unwrap();
+    drop(agent);
+    let start = format!(
+        "export LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=run7:gone; exec '{}' agent --config '{}' \
+         3<'{}' 4</dev/null",
+        env!("CARGO_BIN_EXE_forebay"),
+        text(&site.config),
+        text(&site.path("job")),
+    );
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", &start]).env("NOTIFY_SOCKET", &path);
+    let agent = site.run(shell);
+    agent.until(Some("run7"), "everything everywhere", |status| all_there(status, 1));
+    verify(&site.path("archive/run7"), 8);
+    assert_eq!(agent.client().jobs().unwrap(), ["default", "run7"]);
+    assert!(told().starts_with("READY=1"), "what was kept is not handed in again");
+    agent.client().untrack("run7").unwrap();
+    assert_eq!(told(), "FDSTOREREMOVE=1\nFDNAME=run7");
 }
 
 #[test]

@@ -79,11 +79,17 @@ impl Site {
     }
 
     fn start_with(&self, args: &[&str], variables: &[(&str, &str)]) -> Agent {
-        let log = self.path("agent.log");
-        let file = std::fs::File::create(&log).unwrap();
         let mut command = forebay();
         command.args(["agent", "--config", text(&self.config)]).args(args);
-        command.envs(variables.iter().copied()).stderr(file).stdout(Stdio::null());
+        command.envs(variables.iter().copied());
+        self.run(command)
+    }
+
+    /// Runs a command that becomes an agent.
+    fn run(&self, mut command: std::process::Command) -> Agent {
+        let log = self.path("agent.log");
+        let file = std::fs::File::create(&log).unwrap();
+        command.stderr(file).stdout(Stdio::null());
         let mut agent = Agent {
             child: command.spawn().unwrap(),
             socket: self.path("run/agent.sock"),

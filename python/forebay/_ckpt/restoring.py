@@ -20,6 +20,7 @@ from forebay._ckpt.filling import Filling
 from forebay._ckpt.flatten import Flat, flatten
 from forebay._ckpt.handover import hand_over
 from forebay._ckpt.held import Describer
+from forebay._ckpt.lookalikes import nothing_for, unfilled, wrapped
 from forebay._ckpt.nodeshare import SHARED_BYTES
 from forebay._ckpt.objects import unpack_all
 from forebay._ckpt.optimizers import Optimizers
@@ -125,6 +126,7 @@ class _Work:
         self.own = self._per_rank(describer)
         self._compare()
         self._look_at_optimizers()
+        self._look_at_the_rest()
         self.values: list[Callable[[], None]] = []
 
     # What is there
@@ -204,6 +206,9 @@ class _Work:
             hints.append("per_rank={} is filled with all that this rank saved as its own")
         if self.optimizers.unknown:
             hints.insert(0, _BY_NAMES)
+        renamed = wrapped(missing, self.contents.by_name)
+        if renamed is not None:
+            hints.insert(0, renamed)
         raise make("structure_mismatch", "; ".join(said), self.contents.title, hints)
 
     def _look_at_optimizers(self) -> None:
@@ -218,6 +223,19 @@ class _Work:
                 f"{quoted('.'.join(map(str, path)))} is restored: it goes on as it is. "
             )
             line += _BY_NAMES if path in self.optimizers.unknown else "Is it built as it was saved?"
+            self.report.warnings.append(line)
+            self._lines.append(line)
+
+    def _look_at_the_rest(self) -> None:
+        """Whether a module, or another part of the state, gets nothing."""
+        missing = self.targets.missing
+        for way in unfilled(self.flat, missing) if missing else ():
+            below = [
+                name
+                for name, path in zip(self.flat.names, self.flat.paths, strict=True)
+                if path[: len(way)] == way
+            ]
+            line = nothing_for(way, self.contents.title, wrapped(below, self.contents.by_name))
             self.report.warnings.append(line)
             self._lines.append(line)
 
@@ -251,7 +269,12 @@ class _Work:
         """Whether names that are one tensor here have one value in the checkpoint: a model whose weights were not tied
         when it was saved would go on as another one."""
         for tie in targets.ties:
-            if self.checkpoint.is_one(*tie.entries) or filling.holds(tie.pieces):
+            if self.checkpoint.is_one(*tie.entries):
+                continue
+            # Only what the stored checksums leave open is read.
+            regions = [piece.region for piece in tie.pieces]
+            same = self.checkpoint.same_sums(*tie.entries, regions)
+            if filling.holds(tie.pieces) if same is None else same:
                 continue
             first, other = quoted(tie.first), quoted(tie.other)
             line = (

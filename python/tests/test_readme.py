@@ -58,7 +58,7 @@ def run(steps: int, signalled: int | None = None) -> dict[str, Any]:
 
     names: dict[str, Any] = {"model": model, "optimizer": optimizer, "data": Data()}
     names |= {"steps": steps, "train": train}
-    exec(compile(example("Checkpointer("), str(README), "exec"), names)
+    exec(compile(example("checkpoints.attach("), str(README), "exec"), names)
     return {**names, "losses": losses}
 
 

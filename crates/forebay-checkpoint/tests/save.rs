@@ -227,3 +227,27 @@ fn verify_tells_of_objects_that_a_restore_refuses() {
     told.sort_unstable();
     assert_eq!(told, ["long", "memo"]);
 }
+
+#[test]
+fn verify_tells_of_a_damaged_object_once_whichever_block_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = root(folder.path());
+    let mut rank = Rank::new();
+    let text = |byte: u8| vec![byte; 5 << 20];
+    let pickle = |byte: u8| [b"\x80\x02X\0\0\x50\0", text(byte).as_slice(), b"."].concat();
+    rank.object("a", &pickle(b'a'));
+    rank.object("b", &pickle(b'b'));
+    save_support::save(&root, rank, (0, 1), 1).unwrap();
+    let step = folder.path().join("step-7");
+    let path = step.join("00000abc-1_0_0.distcp");
+    let good = std::fs::read(&path).unwrap();
+    let start = good.windows(9).position(|run| run == b"bbbbbbbbb").unwrap();
+    for mebibyte in 0..5 {
+        let mut bad = good.clone();
+        bad[start + (mebibyte << 20)] ^= 1;
+        std::fs::write(&path, bad).unwrap();
+        let verified = verify_folder(&step, &Unwatched).unwrap();
+        let faults: Vec<_> = verified.faults.iter().map(|f| (&f.name, f.error.code())).collect();
+        assert_eq!(faults, [(&Some("b".to_owned()), Code::Checksum)], "{mebibyte}");
+    }
+}

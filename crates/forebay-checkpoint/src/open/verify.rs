@@ -2,12 +2,17 @@
 
 use super::files::has_tail;
 use super::{Checkpoint, Concern, Origin, Warning};
-use crate::model::{Chunk, Entry};
+use crate::model::{Chunk, Entry, Kind};
 use forebay_error::{Code, Error, Result};
 use forebay_format::parallel;
+use std::sync::Mutex;
 
 /// The most faults that are kept.
 const MAX_FAULTS: usize = 1000;
+
+/// Objects above this many bytes are checked one at a time, whatever number of threads there is: what is built to look
+/// through a pickle of hundreds of mebibytes has several times its bytes.
+const LARGE_OBJECT: u64 = 1 << 20;
 
 /// Something that is wrong with an entry.
 #[derive(Debug)]
@@ -35,6 +40,12 @@ pub struct Verdict {
     pub unchecked_bytes: u64,
 }
 
+/// Whether a lot of memory may be needed to check an item. What transforms were applied to may unfold to anything.
+fn is_large_object(entry: &Entry, chunk: &Chunk) -> bool {
+    let large = chunk.length > LARGE_OBJECT || !chunk.transforms.is_empty();
+    large && matches!(entry.kind, Kind::Object { .. })
+}
+
 impl Checkpoint {
     /// Checks every item, and looks through the pickles of objects as a restore does. `each` is called after each with
     /// its bytes, from several threads; an error it returns ends the check.
@@ -44,7 +55,9 @@ impl Checkpoint {
             jobs.extend(entry.chunks().iter().map(|chunk| (entry, chunk)));
         }
         jobs.sort_by_key(|(_, chunk)| (chunk.file, chunk.offset, chunk.length));
+        let gate = Mutex::new(());
         let checked = parallel::map(&jobs, |(entry, chunk)| {
+            let _one_large_at_a_time = is_large_object(entry, chunk).then(|| gate.lock());
             let looked_through = || self.look_through(entry, chunk);
             let result = self.verify_item(entry, chunk).and_then(|()| looked_through());
             each(chunk.length)?;

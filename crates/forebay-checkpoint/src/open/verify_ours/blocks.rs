@@ -9,6 +9,7 @@ use forebay_format::dcp::verify_tensor;
 use forebay_format::{Folder, OpenFile, parallel, shown};
 
 use super::gather::{FileOf, Files};
+use super::large::Large;
 use super::reader::{Buffer, Reader};
 use super::spans::{Item, Kind, Span, cut};
 use super::{Fault, Verified};
@@ -36,6 +37,10 @@ struct Seen {
     faults: Vec<Fault>,
     checked: u64,
     unchecked: u64,
+    /// Items of which a byte is wrong or unread.
+    broken: Vec<usize>,
+    /// Objects to look through as a whole, when all blocks were compared.
+    large: Vec<usize>,
     /// CRC-32 of all of its bytes.
     crc: u32,
     bytes: u64,
@@ -67,14 +72,22 @@ pub(super) fn check(
         Ok(Some(seen))
     });
     let mut crcs = vec![0_u32; opened.len()];
+    let mut large = Large::default();
     for (&(file, ..), seen) in jobs.iter().zip(results) {
         let Some(seen) = seen? else { continue };
         found.checked_bytes += seen.checked;
         found.unchecked_bytes += seen.unchecked;
+        large.add(file, &seen.large, &seen.broken);
         seen.faults.into_iter().for_each(|fault| found.add(fault));
         if let Some(crc) = crcs.get_mut(file) {
             *crc = crc32_join(*crc, seen.crc, seen.bytes);
         }
+    }
+    for (file, item) in large.whole() {
+        if let Some(fault) = opened.get(file).and_then(|file| file.look_through_whole(item)) {
+            found.add(fault);
+        }
+        progress.add(0)?;
     }
     for (file, crc) in opened.iter().zip(crcs) {
         file.finish(crc, found);
@@ -159,6 +172,7 @@ impl Opened<'_> {
             // Which of them cannot be read is worth the second try.
             for span in spans {
                 if let Err(error) = self.reader.read(span.offset, span.len, buffer) {
+                    seen.broken.push(span.item);
                     seen.faults.push(self.fault(span, span.offset, error));
                 }
             }
@@ -204,8 +218,9 @@ impl Opened<'_> {
             seen.crc = crc32_join(seen.crc, own, span.len);
         }
         match own == crc {
-            true => self.look_through(span, bytes).map_err(|error| (0, error)),
+            true => self.look_through(span, bytes, seen).map_err(|error| (0, error)),
             false => {
+                seen.broken.push(span.item);
                 let what = format!(
                     "{} bytes from byte {} on have the checksum {own:08x}, {crc:08x} was written",
                     span.len, span.offset
@@ -215,9 +230,9 @@ impl Opened<'_> {
         }
     }
 
-    /// Looks through the pickle of an object, with its first block: that it is as it was written does not say that a
-    /// restore takes it.
-    fn look_through(&self, block: &Span, bytes: &[u8]) -> Result<()> {
+    /// Looks through the pickle of an object: that it is as it was written does not say that a restore takes it. One of
+    /// several blocks is left for later.
+    fn look_through(&self, block: &Span, bytes: &[u8], seen: &mut Seen) -> Result<()> {
         let Some(item) = self.file.items.get(block.item) else { return Ok(()) };
         let chunk = &item.chunk;
         let first = chunk.data.as_ref().is_some_and(|data| data.offset == block.offset);
@@ -225,10 +240,18 @@ impl Opened<'_> {
             return Ok(());
         }
         if (block.offset, block.len) != (chunk.offset, chunk.length) {
-            return dcp::check_object(self.reader.open.as_ref(), span(chunk));
+            seen.large.push(block.item);
+            return Ok(());
         }
         let whole = dcp::ItemSpan { offset: 0, length: block.len, transforms: &chunk.transforms };
         dcp::check_object(&bytes.to_vec(), whole)
+    }
+
+    /// Looks through an object of several blocks.
+    fn look_through_whole(&self, number: usize) -> Option<Fault> {
+        let chunk = &self.file.items.get(number)?.chunk;
+        let error = dcp::check_object(self.reader.open.as_ref(), span(chunk)).err()?;
+        Some(self.fault_of(Some(number), chunk.offset, error))
     }
 
     /// Compares the archive around a tensor with what is written there.
@@ -264,7 +287,11 @@ impl Opened<'_> {
     }
 
     fn fault(&self, span: &Span, offset: u64, error: Error) -> Fault {
-        let item = self.file.items.get(span.item).filter(|_| span.kind != Kind::Gap);
+        self.fault_of((span.kind != Kind::Gap).then_some(span.item), offset, error)
+    }
+
+    fn fault_of(&self, item: Option<usize>, offset: u64, error: Error) -> Fault {
+        let item = item.and_then(|item| self.file.items.get(item));
         let name = item.map(|item| item.named.name.clone());
         let mut error = error.at(shown(&self.reader.open.path));
         if let Some(name) = &name {

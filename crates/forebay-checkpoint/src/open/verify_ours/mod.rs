@@ -16,6 +16,7 @@
 mod beside;
 mod blocks;
 mod gather;
+mod large;
 mod metadata;
 mod reader;
 mod spans;

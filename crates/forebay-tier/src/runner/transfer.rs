@@ -25,6 +25,8 @@ pub(crate) fn run(shared: &Shared, moving: &Arc<Moving>) {
     {
         log(shared, &order, report, durable);
     }
+    // Stores are asked for their names before the lock is taken: one that hangs must hold nobody else up.
+    let at = moved.as_ref().err().map(|error| at_fault(shared, &order, error));
     shared.change(|state| {
         state.moving.retain(|other| !Arc::ptr_eq(other, moving));
         for tier in [order.from, order.to] {
@@ -41,7 +43,7 @@ pub(crate) fn run(shared: &Shared, moving: &Arc<Moving>) {
                 }
             }
             Err(error) if error.code() == Code::Cancelled => {}
-            Err(error) => failed(shared, state, &order, &error),
+            Err(error) => failed(shared, state, &order, &error, at.unwrap_or(order.to)),
         }
     });
 }
@@ -92,7 +94,13 @@ fn log(shared: &Shared, order: &Order, report: &HopReport, durable: bool) {
 }
 
 /// Which tier is at fault decides what is left alone for a while: all writes to it, or this step.
-fn failed(shared: &Shared, state: &mut super::state::State, order: &Order, error: &Error) {
+fn failed(
+    shared: &Shared,
+    state: &mut super::state::State,
+    order: &Order,
+    error: &Error,
+    at: usize,
+) {
     let seed = order.step ^ shared.started.elapsed().as_nanos() as u64;
     let retry = state.retries.entry((order.step, order.to)).or_default();
     let mut again = retry.fail(Instant::now(), seed);
@@ -100,7 +108,6 @@ fn failed(shared: &Shared, state: &mut super::state::State, order: &Order, error
         retry.rest(Instant::now(), OTHER_COMMIT);
         again = OTHER_COMMIT;
     }
-    let at = at_fault(shared, order, error);
     if at == order.to
         && is_of_store(error)
         && let Some(tier) = state.tiers.get_mut(order.to)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import warnings
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -160,3 +162,48 @@ def test_many_objects_are_read_together(tmp_path: Path) -> None:
         checkpointer.restore(again)
         # 6000 objects, 4096 at a time, and 3000 of them once more.
         assert _reads() - before < 300
+
+
+class Config:
+    """Nothing that torch knows."""
+
+    def __init__(self) -> None:
+        self.width = 3
+
+
+def test_what_restore_refuses_is_told_when_it_is_saved(tmp_path: Path) -> None:
+    told = r"`(config|pair)` is saved, and restore refuses it.*test_ckpt_objects\.Config`.*add_safe_globals"
+    with forebay.Checkpointer(tmp_path) as checkpoints:
+        state = {
+            "config": Config(),
+            "pair": (torch.ones(2), Config()),
+            "fine": OrderedDict(a={1, 2}),
+        }
+        with pytest.warns(UserWarning, match=told) as warned:
+            checkpoints.save(1, state, blocking=True)
+        assert len(warned) == 2 and {one.filename for one in warned} == {__file__}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            checkpoints.save(2, state, blocking=True)
+            harmless = {
+                "numbers": numpy.ones(3),
+                "size": torch.Size([1]),
+                "z": 1j,
+                "d": torch.float32,
+            }
+            checkpoints.save(3, harmless, blocking=True)
+        with pytest.raises(forebay.Error) as caught:
+            checkpoints.restore(state, step=1)
+        assert caught.value.code == "forbidden_global"
+        text = str(caught.value)
+        assert "test_ckpt_objects.Config" in text, text
+        assert "\x1b" not in text and "two options" not in text and len(text.splitlines()) < 8, text
+        checkpoints.restore(state, step=1, weights_only=False)
+        assert state["config"].width == 3
+
+
+def test_texts_of_torch_are_cut() -> None:
+    text = "Weights only load failed. \x1b[1mDo not\x1b[0m.\n\tWeightsUnpickler error: Unsupported operand 149\nMore"
+    what, causes = objects._refused(text)
+    assert "not known" in what and causes == ["Unsupported operand 149"]
+    assert objects._refused("\x1b[1mother\x1b[0m text\nmore")[1] == ["other text"]

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import sys
+import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -46,10 +48,16 @@ class _HoldsTensorsError(Exception):
 class _Pickler(pickle.Pickler):
     """Stops at the first tensor."""
 
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, 2)
+        #: Whether it holds more than what pickle handles itself.
+        self.more = False
+
     def reducer_override(self, value: Any) -> Any:
         # Not asked for numbers, text, lists and dicts, which pickle handles itself.
         if isinstance(value, torch.Tensor | torch.UntypedStorage | torch.storage.TypedStorage):
             raise _HoldsTensorsError
+        self.more = self.more or type(value) is not OrderedDict
         return NotImplemented
 
 
@@ -60,16 +68,55 @@ def pack(name: str, value: object) -> Stored:
             return pickle.dumps(value, 2)
         try:
             written = io.BytesIO()
-            _Pickler(written, 2).dump(value)
-            return written.getvalue()
+            pickler = _Pickler(written)
+            pickler.dump(value)
         except _HoldsTensorsError:
-            archive = io.BytesIO()
-            torch.save(value, archive)
-            return archive.getvalue(), True
+            archive = harmless(value)
+            _look_at(name, value, archive)
+            return archive, True
+        if pickler.more:
+            _look_at(name, value)
+        return written.getvalue()
     except Exception as error:
         what = f"a value of class {type(value).__name__} cannot be pickled: {error}"
         hint = "save what it is made of, or give it state_dict and load_state_dict"
         raise make("unsupported", what, f"object {quoted(name)}", [hint]) from error
+
+
+#: Names and classes of values that were looked at before.
+_looked_at: set[tuple[str, type]] = set()
+
+#: So many are; no more, so that names which change do not fill memory.
+_LOOKED_AT_MAX = 4096
+
+
+def _look_at(name: str, value: object, archive: bytes | None = None) -> None:
+    """Warns, once for each name and class, of a value that `restore` will refuse, as a job finds out when it is too late.
+    Rank 0 warns for all: what others have by that name is alike."""
+    known = (name, type(value))
+    if known in _looked_at or len(_looked_at) >= _LOOKED_AT_MAX:
+        return
+    _looked_at.add(known)
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
+        return
+    try:
+        load_archive(name, harmless(value) if archive is None else archive, True)
+    except Error as error:
+        line = (
+            f"{quoted(name)} is saved, and restore refuses it unless it is given weights_only=False: {error.what}. "
+            "Save what it is made of (numbers, texts, tensors), or allow the class wherever it is restored: "
+            "torch.serialization.add_safe_globals"
+        )
+        warnings.warn(line, stacklevel=_level_of_caller())
+
+
+def _level_of_caller() -> int:
+    """How far up the call that came from outside of this package is, for `warnings.warn` of the caller."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("forebay."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _latin1(text: str, encoding: str = "latin1") -> bytes:
@@ -203,13 +250,36 @@ def load_archive(name: str, archive: bytes, weights_only: bool) -> Any:
             "torch.serialization.add_safe_globals allows a class that you trust",
             "weights_only=False runs whatever the pickle says: only for files that you trust",
         ]
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        what = "a stored value needs classes that are not known to be harmless"
-        raise make("forbidden_global", what, f"object {quoted(name)}", hints, lines[:1]) from error
+        what, causes = _refused(str(error))
+        raise make("forbidden_global", what, f"object {quoted(name)}", hints, causes) from error
     except Exception as error:
         # Damaged pickles make the unpickler fail in every way there is.
         what = f"a stored value cannot be read: {type(error).__name__}: {error}"
         raise make("invalid_item", what, f"object {quoted(name)}") from error
+
+
+#: How torch names a class or function that it refuses, and the line of its text that says why.
+_REFUSED = re.compile(
+    r"\bGLOBAL ([\w.]+) was not an allowed global|`?add_safe_globals\(\[([\w.]+)\]\)"
+)
+_WHY = re.compile(r"(?:WeightsUnpickler error|Unsupported [a-z]+): *([^\n]+)")
+
+
+def _refused(text: str) -> tuple[str, list[str]]:
+    """What a text of torch's restricted unpickler comes to, and the cause in its words. The rest is what to call in place
+    of `torch.load`, which nobody has called here."""
+    found = _REFUSED.search(text)
+    if found is not None:
+        name = found[1] or found[2]
+        return f"a stored value holds {quoted(name)}, which is not known to be harmless", []
+    why = _WHY.search(text)
+    lines = [why[1]] if why is not None else text.strip().splitlines()[:1]
+    what = "a stored value needs classes that are not known to be harmless"
+    return what, [_ESCAPE.sub("", line).partition(". Please use")[0] for line in lines]
+
+
+#: Colours of a terminal.
+_ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 
 
 def _numpy_allowed() -> AbstractContextManager[object]:

@@ -3,7 +3,8 @@
 //! Thin as the rest: [`agreed`] has what all ranks agreed on, [`structure`] describes what a rank writes,
 //! [`pool`] is staging memory, [`saver`] starts saves and
 //! [`saving`] is one under way, [`reader`] opens checkpoints, [`steps`] looks after a folder of steps.
-//! [`tiers`] moves steps on. [`hints`] is a rank's end of torch's store. [`audit`] tells Python's audit hooks what is about to be written.
+//! [`tiers`] moves steps on. [`hints`] is a rank's end of torch's store. [`audit`] tells Python's audit hooks what is
+//! about to be written.
 //! Flattening, agreement between ranks and everything about torch is the package's.
 
 mod agreed;

@@ -1,3 +1,5 @@
+//! Configurations as people write them: read, overridden, misspelled.
+
 use super::*;
 
 const GOOD: &str = r#"

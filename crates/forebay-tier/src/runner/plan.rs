@@ -193,8 +193,8 @@ fn confirm_sole(picture: &Picture, tier: usize, steps: Vec<u64>) -> Vec<u64> {
     steps.into_iter().filter(|step| picture.marks_known || copied(step)).collect()
 }
 
-/// Steps with leftovers that are old enough: the data of steps that were removed, after the grace time; what nobody goes
-/// on with, after fifteen of them, because who writes it may be paused.
+/// Steps with leftovers that are old enough: the data of steps that were removed, after the grace time; what nobody
+/// goes on with, after fifteen of them, because who writes it may be paused.
 fn leftovers(shared: &Shared, state: &State, number: usize, now: Instant) -> Vec<u64> {
     let grace = shared.tiers.config.moving.grace;
     let Some(tier) = state.tiers.get(number) else { return Vec::new() };

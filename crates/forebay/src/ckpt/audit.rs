@@ -1,7 +1,7 @@
 //! `forebay ckpt audit`: prints an audit log, and checks the chain of its hashes.
 //!
-//! JSON: `{"path", "records": [{"number", "unix_ms", "who", "what", ..., "hash"}], "head", "torn_bytes"}`. A log that is
-//! not what it should be is an error, and prints what is sound before the fault.
+//! JSON: `{"path", "records": [{"number", "unix_ms", "who", "what", ..., "hash"}], "head", "torn_bytes"}`. A log that
+//! is not what it should be is an error, and prints what is sound before the fault.
 
 use std::io::Write;
 use std::path::PathBuf;

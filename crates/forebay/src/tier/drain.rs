@@ -1,7 +1,7 @@
 //! `forebay tier drain`: moves every step to where it should be, then ends.
 //!
-//! JSON: `{"done", "seconds", "bytes", "moving", "waiting", "removing", "unseen": [tier], "errors"}`; the middle four say
-//! what is left where `done` is false.
+//! JSON: `{"done", "seconds", "bytes", "moving", "waiting", "removing", "unseen": [tier], "errors"}`; the middle four
+//! say what is left where `done` is false.
 
 use std::time::{Duration, Instant};
 

@@ -8,7 +8,8 @@
 //! .forebay/commits/<step>_<attempt>_<epoch>_<parent, or ->_<world>_<committer>_<bytes of its files>
 //! ```
 //!
-//! One listing of everything, a thousand keys a request, then has the steps, what is in their folders, and these. A key
+//! One listing of everything, a thousand keys a request, then has the steps, what is in their folders, and these. Where
+//! there is much else, or steps of very many files, each step is listed by itself, several at once. A key
 //! is a **hint**. It is taken for a commit only where `.metadata` is there, exactly one attempt of the step has a
 //! decision, and it is that of the key; all other steps are read, several at once. What decides anything reads the
 //! commit itself: [`latest`](super::latest) that of the step which it returns, a prune all. Damage of a record is seen
@@ -25,13 +26,17 @@ use forebay_store::Listed;
 use super::census::Census;
 use super::gc::{GcOptions, GcReport, remove};
 use super::id::AttemptId;
-use super::names::{Layout, manifest, step_of_folder};
+use super::names::{Layout, manifest, step_folder, step_of_folder};
 use super::record::Commit;
 use super::root::{LIST_MAX, Root};
 use super::steps::{CommitInfo, StepState, numbers};
 
 /// Where the keys are.
 const COMMITS: &str = ".forebay/commits/";
+
+/// The most objects of a root that are listed at once: fifty requests, one after another. Where there are more, a
+/// request for each step, sixteen at once, is no more to wait for.
+const FLAT_MAX: usize = 50_000;
 
 /// What a key says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,20 +118,50 @@ pub fn listing(root: &Root, alive: Duration) -> Result<Vec<StepState>> {
     }
 }
 
-/// The steps of a bucket, from one listing of everything.
-pub(crate) fn of_bucket(root: &Root, alive: Duration, hinted: bool) -> Result<Vec<StepState>> {
-    let mut folders: BTreeMap<u64, Vec<Listed>> = BTreeMap::new();
-    let mut noted: BTreeMap<u64, Vec<Noted>> = BTreeMap::new();
-    for object in root.store.list("", LIST_MAX)? {
+/// What is in the folders of steps, and keys, by step.
+#[derive(Default)]
+struct Objects {
+    folders: BTreeMap<u64, Vec<Listed>>,
+    noted: BTreeMap<u64, Vec<Noted>>,
+}
+
+impl Objects {
+    /// From one listing of everything, or where that is too long one of each step.
+    fn list(root: &Root, hinted: bool) -> Result<Self> {
+        let mut all = Self::default();
+        match root.store.list("", FLAT_MAX) {
+            Ok(objects) => objects.into_iter().for_each(|object| all.add(object)),
+            Err(error) if error.code() == Code::Unsupported => all.add_steps(root, hinted)?,
+            Err(error) => return Err(error),
+        }
+        Ok(all)
+    }
+
+    fn add(&mut self, object: Listed) {
         if let Some(found) = Noted::parse(&object.key) {
-            noted.entry(found.step).or_default().push(found);
-            continue;
+            self.noted.entry(found.step).or_default().push(found);
+            return;
         }
         let folder = object.key.split_once('/').and_then(|(folder, _)| step_of_folder(folder));
         if let Some(step) = folder {
-            folders.entry(step).or_default().push(object);
+            self.folders.entry(step).or_default().push(object);
         }
     }
+
+    fn add_steps(&mut self, root: &Root, hinted: bool) -> Result<()> {
+        let prefixes = numbers(root)?.into_iter().map(|step| format!("{}/", step_folder(step)));
+        let keys = hinted.then(|| COMMITS.to_owned());
+        let prefixes: Vec<String> = prefixes.chain(keys).collect();
+        for objects in parallel::map(&prefixes, |prefix| root.store.list(prefix, LIST_MAX)) {
+            objects?.into_iter().for_each(|object| self.add(object));
+        }
+        Ok(())
+    }
+}
+
+/// The steps of a bucket.
+pub(crate) fn of_bucket(root: &Root, alive: Duration, hinted: bool) -> Result<Vec<StepState>> {
+    let Objects { folders, noted } = Objects::list(root, hinted)?;
     let folders: Vec<(u64, Census)> = folders
         .into_iter()
         .map(|(step, objects)| (step, Census::of(&Layout::of_step(step), objects)))

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use forebay_checkpoint::commit::{
-    Clock, GcOptions, Identify, PruneOptions, Retention, State, gc, latest, listing, prune,
-    require, steps,
+    Clock, GcOptions, Identify, PruneOptions, Retention, State, StepState, gc, latest, listing,
+    prune, require, steps,
 };
 use forebay_engine::RangeSource;
+use forebay_store::StoreSettings;
 use servers::proxy::Action;
 
 use super::*;
@@ -57,6 +58,31 @@ fn save_step(root: &Root, step: u64) {
     };
     let attempt = Attempt::begin(root, &Policy::default(), None, spec).unwrap();
     commit(attempt, id).unwrap();
+}
+
+#[test]
+fn steps_are_found_among_very_many_other_objects() {
+    let store = forebay_store::open_store("memory:", &StoreSettings::default()).unwrap();
+    let (clock, identify) = (Arc::new(SystemClock::default()), Arc::new(Named));
+    let root = Root { store: store.clone(), clock, identify };
+    (1..4).for_each(|step| save_step(&root, step));
+    let found = || {
+        let list = |states: Vec<StepState>| -> Vec<_> {
+            let commit = |state: &StepState| state.commit.as_ref().unwrap().attempt;
+            states.iter().map(|state| (state.step, state.state(), commit(state))).collect()
+        };
+        let long = Duration::from_secs(60);
+        let latest = latest(&root).unwrap().unwrap().step;
+        (list(steps(&root, long).unwrap()), list(listing(&root, long).unwrap()), latest)
+    };
+    let before = found();
+    assert_eq!((before.0.len(), before.2), (3, 3));
+    assert_eq!(before.0, before.1);
+    // One more than are listed at once.
+    for number in 0..50_001 {
+        store.put(&format!("data/{number}"), b"").unwrap();
+    }
+    assert_eq!(found(), before);
 }
 
 #[test]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import forebay
+from forebay import _native
 from forebay._ckpt.ties import find_ties
 
 
@@ -124,7 +125,6 @@ def test_ties_are_compared_in_host_memory_whatever_the_default_device(
 
 
 def test_a_comparison_of_ties_keeps_the_lease(tmp_path: Path) -> None:
-    from forebay import _native
     from forebay._ckpt import filling
     from forebay._ckpt.ranks import Ranks
 
@@ -138,5 +138,35 @@ def test_a_comparison_of_ties_keeps_the_lease(tmp_path: Path) -> None:
     )
     one._beaten -= 60
     piece = filling.Piece(0, ((0, 0), (2, 300_000)), torch.ones(2, 300_000))
-    assert not one.holds([piece])
-    assert len(beats) == 1
+    same = filling.Piece(0, ((0, 0), (2, 300_000)), torch.zeros(2, 300_000))
+    torch.set_default_device("meta")
+    try:
+        assert not one.holds([piece])
+        assert len(beats) == 1
+        assert one.holds([same])
+    finally:
+        torch.set_default_device(None)
+
+
+def test_ties_are_compared_by_their_checksums_where_those_say_it(tmp_path: Path) -> None:
+    weight = torch.arange(500_000.0)
+    near = weight.clone()
+    near[-1] = 0
+    state = {"a": weight, "same": weight.clone(), "near": near, "short": torch.ones(3)}
+    with forebay.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, state, blocking=True)
+        checkpoint = _native.Checkpoint(tmp_path, step=1)
+        number = {name: place for place, (name, *_) in enumerate(checkpoint.entries)}
+        whole = [((0,), (500_000,))]
+        sums = {name: checkpoint.same_sums(number["a"], number[name], whole) for name in state}
+        assert sums == {"a": True, "same": True, "near": False, "short": None}
+        for name, lines in (("same", 0), ("near", 1)):
+            into = torch.zeros(500_000)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                report = checkpointer.restore({"a": into, name: into}, strict=False)
+            assert torch.equal(into, weight)
+            told = [line for line in report.warnings if "are one tensor in the state" in line]
+            assert len(told) == lines, report.warnings
+            # The other one was not read.
+            assert weight.nbytes <= report.read_bytes < 1.5 * weight.nbytes

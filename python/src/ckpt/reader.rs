@@ -121,6 +121,26 @@ impl Checkpoint {
         self.inner.is_one(one, other)
     }
 
+    /// Whether two tensors hold the same in regions, as far as stored checksums say; None where that cannot be told.
+    fn same_sums(
+        &self,
+        py: Python<'_>,
+        one: usize,
+        other: usize,
+        regions: Vec<(Vec<u64>, Vec<u64>)>,
+    ) -> Result<Option<bool>> {
+        let reader = self.inner.clone();
+        interruptible(py, move |_| {
+            let item = reader.items().get(one).and_then(|item| item.tensor.as_ref());
+            let Some((dtype, _)) = item else { return Ok(None) };
+            let region =
+                |(offsets, sizes)| Region::new(elements(*dtype, offsets), elements(*dtype, sizes));
+            let regions =
+                regions.into_iter().map(region).collect::<forebay_error::Result<Vec<_>>>()?;
+            Ok(reader.same_sums(one, other, &regions))
+        })
+    }
+
     /// Starts to load regions: `wants` are `(number of the entry, offsets, sizes)`. Returns `(order, session)`:
     /// target `i` of the session is `wants[order[i]]`, row-major.
     #[pyo3(signature = (engine, wants, *, threads=None, path="auto", cache="auto"))]

@@ -131,6 +131,16 @@ impl Reader {
         }
     }
 
+    /// Whether two tensors, by their numbers, hold the same in these regions as far as their stored checksums say: no
+    /// data is read. `None` where that cannot be told. A difference may lie beside the regions, in the same chunk.
+    pub fn same_sums(&self, one: usize, other: usize, regions: &[Region]) -> Option<bool> {
+        let (one, other) = (self.items().get(one)?, self.items().get(other)?);
+        match &self.found {
+            Found::Ours(ours) => ours.same_sums(one, other, regions),
+            Found::Listed(_) => None,
+        }
+    }
+
     /// Finds regions: `(number of the item, region)`.
     ///
     /// Errors: those of [`Checkpoint::model_for`]; of ours those of [`Manifest::find`].

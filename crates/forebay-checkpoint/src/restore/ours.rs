@@ -64,6 +64,22 @@ impl Ours {
         stored(one) == stored(other)
     }
 
+    /// Whether the stored chunks that share elements with these regions have the same checksums in two tensors; `None`
+    /// where that cannot be said: they are cut differently, or have none.
+    pub(super) fn same_sums(&self, one: &Item, other: &Item, regions: &[Region]) -> Option<bool> {
+        if one.tensor != other.tensor {
+            return None;
+        }
+        let wants = |item| regions.iter().map(move |region| (item, region));
+        let (one, other) = (one.name.as_str(), other.name.as_str());
+        let wants: Vec<(&str, &Region)> = wants(one).chain(wants(other)).collect();
+        // What is wrong here is told by who reads it.
+        let found = self.manifest.find(&wants).ok()?;
+        let (one, other) = found.chunks.split_at_checked(regions.len())?;
+        let (one, other) = (sums(one)?, sums(other)?);
+        one.keys().eq(other.keys()).then(|| one == other)
+    }
+
     /// A model of these regions, and of nothing else.
     pub(super) fn model_for(&self, wants: &[(usize, Region)]) -> Result<Model> {
         let mut named = Vec::with_capacity(wants.len());
@@ -172,4 +188,14 @@ fn side_name(stored: &str) -> Option<&str> {
     let (_, _, name) = (words.next()?, words.next()?, words.next()?);
     let data = name.strip_suffix(".distcp").is_some_and(|n| n.parse::<u32>().is_ok());
     (!data).then_some(name)
+}
+
+/// The checksums of chunks by offsets and sides, unless one has none.
+fn sums(chunks: &[Vec<Chunk>]) -> Option<BTreeMap<(&[u64], &[u64]), &[u32]>> {
+    let sums = chunks.iter().flatten().map(|chunk| {
+        let crcs = chunk.data.as_ref().map(|place| place.crcs.as_slice())?;
+        let sides = (chunk.region.offsets.as_slice(), chunk.region.sizes.as_slice());
+        (!crcs.is_empty()).then_some((sides, crcs))
+    });
+    sums.collect()
 }

@@ -25,7 +25,7 @@
 //! variables that look like keys and are none, are errors: a limit that is misspelled must not be no limit. No secret
 //! is in here: files of tokens and keys are named, credentials of buckets come from their usual chain.
 //!
-//! [`file`] takes the text apart, [`section`] reads one table, [`value`] knows the spellings.
+//! `file` takes the text apart, `section` reads one table, `value` knows the spellings.
 
 mod file;
 mod near;

@@ -21,15 +21,15 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | [`tiers`] | the tiers as configured and opened |
-//! | [`sight`], [`watch`] | one look at a tier; when |
-//! | [`picture`], [`plan`] | what was seen, for the rules; what they say is started |
-//! | [`transfer`], [`tidy`] | moving; removing |
-//! | [`admit`] | room for saves |
-//! | [`action`], [`act`], [`promote`], [`inside`] | what people ask for |
-//! | [`show`] | what people see |
-//! | [`state`], [`retry`], [`rates`], [`journal`] | what is shared: state, waits, rates, the audit log |
-//! | [`io_priority`] | **unsafe**: a system call |
+//! | `tiers` | the tiers as configured and opened |
+//! | `sight`, `watch` | one look at a tier; when |
+//! | `picture`, `plan` | what was seen, for the rules; what they say is started |
+//! | `transfer`, `tidy` | moving; removing |
+//! | `admit` | room for saves |
+//! | `action`, `act`, `promote`, `inside` | what people ask for |
+//! | `show` | what people see |
+//! | `state`, `retry`, `rates`, `journal` | what is shared: state, waits, rates, the audit log |
+//! | `io_priority` | **unsafe**: a system call |
 
 mod act;
 mod action;

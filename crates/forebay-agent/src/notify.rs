@@ -1,7 +1,7 @@
 //! Tells systemd how the service stands (sd_notify): a datagram to the socket that `NOTIFY_SOCKET` names.
 //!
-//! It also keeps descriptors for the service (`FDSTORE`): what was handed over to one process of the service is given to
-//! the next one, after a crash too, as descriptors from 3 on that `LISTEN_FDNAMES` names.
+//! It also keeps descriptors for the service (`FDSTORE`): what was handed over to one process of the service is given
+//! to the next one, after a crash too, as descriptors from 3 on that `LISTEN_FDNAMES` names.
 
 use std::ffi::OsStr;
 use std::io::IoSlice;

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 pub(super) type Answer = Response<Full<Bytes>>;
 
 /// Everything from here, nothing inline, no frame around, no form elsewhere.
-const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; connect-src 'self'; \
-form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+const POLICY: &str = "default-src 'none'; style-src 'self'; img-src 'self'; script-src 'self'; \
+connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 const HTML: &str = "text/html; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";

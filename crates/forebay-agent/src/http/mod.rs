@@ -5,6 +5,7 @@
 //! | [`access`] | who may read, who may act |
 //! | [`route`] | from a request to an answer |
 //! | [`form`] | what forms of the page may ask for |
+//! | [`body`] | bodies of requests, bounded |
 //! | [`answer`] | answers with the headers that all have |
 //!
 //! A connection costs a task and at most 32 KiB of head and 64 KiB of body; there are at most [`CONNECTIONS_MAX`], and
@@ -14,6 +15,7 @@
 
 mod access;
 mod answer;
+mod body;
 mod form;
 mod route;
 

@@ -102,6 +102,49 @@ def test_memory_that_cannot_be_filled_is_named(
             checkpoints.restore({"a": into, "b": torch.zeros(2)})
 
 
+@pytest.mark.parametrize(
+    ("sides", "strides"),
+    [((8, 3), (1, 1)), ((4, 6), (5, 1)), ((2, 3, 4), (12, 3, 1)), ((4, 3), (2, 3))],
+)
+def test_memory_whose_rows_overlap_is_not_filled(
+    tmp_path: Path, sides: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(1, {"a": torch.ones(sides)}, blocking=True)
+        base = torch.zeros(100)
+        with pytest.raises(forebay.UsageError, match="lie in one place.*tensor `a`"):
+            checkpoints.restore({"a": base.as_strided(sides, strides)})
+    assert not base.any()
+
+
+@pytest.mark.parametrize(
+    ("sides", "strides"),
+    [((8, 3), (3, 1)), ((3, 8), (1, 3)), ((3, 3), (2, 3)), ((2, 1, 4), (9, 0, 2))],
+)
+def test_memory_whose_rows_interleave_is_filled(
+    tmp_path: Path, sides: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    value = torch.randn(sides)
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(1, {"a": value}, blocking=True)
+        into = torch.zeros(100).as_strided(sides, strides)
+        checkpoints.restore({"a": into})
+    assert torch.equal(into, value)
+
+
+def test_conjugated_and_negated_views_are_filled(tmp_path: Path) -> None:
+    state = {"conj": torch.randn(5, dtype=torch.complex64), "neg": torch.randn(5)}
+    into = {
+        "conj": torch.zeros(5, dtype=torch.complex64).conj(),
+        "neg": torch.zeros(5, dtype=torch.complex64).conj().imag,
+    }
+    assert into["conj"].is_conj() and into["neg"].is_neg()
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(1, state, blocking=True)
+        checkpoints.restore(into)
+    assert all(torch.equal(into[name], value) for name, value in state.items())
+
+
 def test_nested_tensors_are_called_by_their_name(tmp_path: Path) -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     with (

@@ -21,6 +21,9 @@ from forebay._errors import make, quoted, usage
 
 _MAPS = "/proc/self/maps"
 
+#: Places of a tensor with odd strides that are looked at one by one, at the most.
+_LOOKED_AT = 1 << 26
+
 _HINT = (
     "its memory was freed or shortened (FSDP, resize_), or it is a fake tensor: save and restore it when it has its "
     "memory again, or leave it out"
@@ -103,9 +106,23 @@ def check_writable(names: Sequence[str], memory: Sequence[torch.Tensor]) -> None
 
 
 def _folded(tensor: torch.Tensor) -> bool:
-    """Whether a tensor was expanded."""
-    sides = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.numel() > 1 and any(side > 1 and not stride for side, stride in sides)
+    """Whether elements of a tensor share a place: it was expanded, or its rows overlap (`as_strided`, `unfold`)."""
+    if tensor.numel() < 2:
+        return False
+    sides = [(stride, side) for side, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    reach = 0
+    nested = True
+    for stride, side in sorted((stride, side) for stride, side in sides if side > 1):
+        nested = nested and stride > reach
+        reach += (side - 1) * stride
+    if nested:
+        return False
+    if reach + 1 < tensor.numel() or reach > _LOOKED_AT:
+        return True
+    # Strides that do not nest, as (2, 3) of sides (3, 2), may keep elements apart all the same.
+    taken = torch.zeros(reach + 1, dtype=torch.bool)
+    torch.as_strided(taken, tensor.shape, tensor.stride()).fill_(True)
+    return int(taken.sum()) < tensor.numel()
 
 
 def _read_only() -> Iterator[tuple[int, int]]:

@@ -3,7 +3,7 @@
 //! A [`RemoteFolder`] lists and opens, a [`RemoteObject`] reads ranges of one state of an object. To readers of formats
 //! both look like a folder and its files ([`Folder`](crate::Folder), [`OpenFile`](crate::OpenFile)); what they must not
 //! do there is ask for a few bytes at a time, because each request is a round trip. So small reads go through
-//! [`Blocks`]: the object's blocks of 64 KiB, each fetched once by whoever comes first, the last few kept. Large reads
+//! `Blocks`: the object's blocks of 64 KiB, each fetched once by whoever comes first, the last few kept. Large reads
 //! go straight into the caller's buffer. The engine's reads pass this by altogether.
 
 use std::collections::{HashMap, VecDeque};

@@ -2,7 +2,8 @@
 //! was seen to take are worth more than the few objects that hold them.
 //!
 //! Two openings are the same where URL, settings and all variables that a provider's client reads are. A child of a
-//! fork opens its own: the threads that drive its parent's connections do not exist in it.
+//! fork opens its own: the threads that drive its parent's connections do not exist in it. One that was refused for its
+//! credentials is opened anew: they may be others by now.
 
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -43,17 +44,31 @@ pub fn shared_store(url: &str, settings: &StoreSettings) -> Result<Arc<dyn Store
         return open_store(url, settings);
     }
     let key = (std::process::id(), url.to_owned(), fingerprint(settings));
+    if let Some(store) = with_kept(|kept| usable(kept, &key)) {
+        return Ok(store);
+    }
+    // Not under the lock: in a child that is forked meanwhile nobody would ever release it.
+    let opened = Arc::new(ObjectStore::open(url, settings)?);
+    Ok(with_kept(|kept| {
+        // All use that of who was faster.
+        if let Some(store) = usable(kept, &key) {
+            return store;
+        }
+        if kept.len() >= KEPT_MAX {
+            kept.clear();
+        }
+        kept.insert(key, opened.clone());
+        opened
+    }))
+}
+
+fn with_kept<R>(action: impl FnOnce(&mut HashMap<Key, Arc<ObjectStore>>) -> R) -> R {
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    let kept = kept.get_or_insert_with(HashMap::new);
-    if let Some(store) = kept.get(&key) {
-        return Ok(store.clone());
-    }
-    let store = Arc::new(ObjectStore::open(url, settings)?);
-    if kept.len() >= KEPT_MAX {
-        kept.clear();
-    }
-    kept.insert(key, store.clone());
-    Ok(store)
+    action(kept.get_or_insert_with(HashMap::new))
+}
+
+fn usable(kept: &HashMap<Key, Arc<ObjectStore>>, key: &Key) -> Option<Arc<ObjectStore>> {
+    kept.get(key).filter(|store| !store.is_refused()).cloned()
 }
 
 fn fingerprint(settings: &StoreSettings) -> u64 {

@@ -203,6 +203,35 @@ fn trouble_costs_a_page_of_a_listing_and_not_all_before_it() {
     assert_eq!(store.names("", 2500).unwrap_err().code(), Code::Unsupported);
 }
 
+#[cfg(feature = "aws-profiles")]
+#[test]
+fn keys_that_were_replaced_in_their_file_are_read_again() {
+    let Some(server) = S3S.as_ref() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("credentials");
+    servers::set_credentials_file(&file);
+    let write = |secret: &str| {
+        let key = servers::KEY;
+        let text =
+            format!("[rotated]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n");
+        std::fs::write(&file, text).unwrap();
+    };
+    write(servers::SECRET);
+    let profile = Some("rotated".to_owned());
+    let settings = StoreSettings { profile, ..settings(server.server.address) };
+    let store = ObjectStore::open(&fresh_url(), &settings).unwrap();
+    store.put("a", b"1").unwrap();
+    // The server takes the same keys for good, so the file has wrong ones first in a second store.
+    write("an-older-secret");
+    let other = ObjectStore::open(&fresh_url(), &settings).unwrap();
+    assert_eq!(other.put("a", b"1").unwrap_err().code(), Code::PermissionDenied);
+    write(servers::SECRET);
+    // So long they are not doubted: a refusal may mean a permission that is lacking.
+    std::thread::sleep(Duration::from_secs(11));
+    other.put("a", b"1").unwrap();
+    assert_eq!(store.get("a", 9).unwrap().unwrap().0, b"1");
+}
+
 #[test]
 fn a_lost_reply_is_looked_up() {
     let lose = first(1);

@@ -145,7 +145,7 @@ impl Client {
             uploads_by_hand: stores.uploads,
             settings: settings.clone(),
             handle,
-            retries: Retries::new(settings, provider),
+            retries: Retries::new(settings, provider, stores.renewal),
             uploads: Gate::new(settings.concurrency),
             downloads: Gate::new(settings.concurrency),
             room: Arc::new(Room::new(settings.upload_bytes)),

@@ -99,6 +99,19 @@ pub(super) fn error_of(what: &str, raw: &Raw, note: &Note, tries: u32) -> Error 
     }
 }
 
+/// Whether a store does not take the credentials, or not for this.
+pub(super) fn is_refusal(raw: &Raw, note: &Note) -> bool {
+    let expired = || {
+        let code = told(&raw.to_string(), "<Code>", "</Code>");
+        code.is_some_and(|code| code.starts_with("ExpiredToken") || code == "InvalidAccessKeyId")
+    };
+    match note.status {
+        Some(401 | 403) => true,
+        Some(400) => expired(),
+        _ => false,
+    }
+}
+
 fn code_of(raw: &Raw, note: &Note) -> Code {
     use object_store::client::HttpErrorKind as Kind;
     match (raw, note.status) {

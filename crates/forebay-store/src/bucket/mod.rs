@@ -30,6 +30,7 @@ mod probe;
 mod profile;
 mod publish;
 mod ranges;
+mod renewal;
 mod retry;
 mod room;
 mod runtime;
@@ -123,6 +124,11 @@ impl ObjectStore {
         let found = self.run(self.client.probe())?;
         *abilities = Some(found);
         Ok(found)
+    }
+
+    /// Whether its credentials were refused after they had been good enough for a while: it had better be opened anew.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.client.retries.is_refused()
     }
 
     fn run<T>(&self, future: impl Future<Output = T>) -> T {

@@ -16,6 +16,7 @@ use url::Url;
 
 use super::client::Client;
 use super::place::Provider;
+use super::renewal::Renewal;
 use super::runtime;
 use super::settings::StoreSettings;
 use super::unfinished::Uploads;
@@ -34,6 +35,8 @@ pub(super) struct Stores {
     pub(super) pages: Option<Arc<dyn PaginatedListStore>>,
     /// Where uploads that never ended can be listed.
     pub(super) uploads: Option<Uploads>,
+    /// Of its credentials.
+    pub(super) renewal: Renewal,
 }
 
 /// A bucket's connection.
@@ -72,6 +75,7 @@ pub(super) fn memory(name: &str, prefix: &str, settings: &StoreSettings) -> Resu
         multipart: memory,
         pages: None,
         uploads: None,
+        renewal: Renewal::new(),
     };
     let url = format!("memory:{name}/{prefix}");
     let url = url.trim_end_matches('/').to_owned();
@@ -105,7 +109,8 @@ fn s3(bucket: &str, settings: &StoreSettings, handle: &tokio::runtime::Handle) -
     if let Some(key) = &settings.sse_kms_key {
         builder = builder.with_sse_kms_encryption(key);
     }
-    let builder = super::profile::with_credentials(builder, settings, handle)?;
+    let renewal = Renewal::new();
+    let builder = super::profile::with_credentials(builder, settings, handle, &renewal)?;
     let singly = made(builder.clone().with_disable_bulk_delete(true).build())?;
     let value = |key| builder.get_config_value(&key);
     let place = bucket_url(
@@ -121,7 +126,7 @@ fn s3(bucket: &str, settings: &StoreSettings, handle: &tokio::runtime::Handle) -
     // Express buckets are spoken to in sessions, which the crate keeps to itself.
     let uploads = place.filter(|_| !is_express);
     let uploads = uploads.map(|place| Uploads::new(http, &s3, place, region, sign));
-    Ok(Stores { singly, uploads, ..of(s3) })
+    Ok(Stores { singly, uploads, renewal, ..of(s3) })
 }
 
 /// A bucket's own URL, as the crate makes it: with an endpoint and the bucket in the host name the endpoint has it
@@ -174,6 +179,7 @@ where
         multipart: built.clone(),
         pages: Some(built),
         uploads: None,
+        renewal: Renewal::new(),
     }
 }
 

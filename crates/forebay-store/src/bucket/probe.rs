@@ -105,7 +105,8 @@ impl Client {
             tampered: Some(Bytes::from_static(b"tampered")),
         };
         let once = super::settings::StoreSettings { retries: 0, ..self.settings.clone() };
-        let retries = super::retry::Retries::new(&once, self.provider);
+        let retries =
+            super::retry::Retries::new(&once, self.provider, super::renewal::Renewal::new());
         let mut tries = 0;
         loop {
             tries += 1;

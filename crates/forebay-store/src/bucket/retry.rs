@@ -4,7 +4,8 @@
 //! between, or what `Retry-After` asks for. All requests of a store share a budget, so that a store in trouble is not
 //! buried under retries: one costs [`COST`] tokens, a success gives one back. The layers below never try by themselves,
 //! so that it is known here whether an earlier try may have been carried out (`unsure`): whoever then finds a
-//! precondition failed must look whether it was its own doing.
+//! precondition failed must look whether it was its own doing. One that was refused for its credentials is repeated once,
+//! if others are to be had ([`renewal`](super::renewal)).
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
@@ -14,9 +15,10 @@ use std::time::Duration;
 use forebay_error::{Code, Error};
 use tokio::time::Instant;
 
-use super::failure::{Failed, Kind, error_of, kind_of};
+use super::failure::{Failed, Kind, error_of, is_refusal, kind_of};
 use super::gate::Gate;
 use super::place::Provider;
+use super::renewal::Renewal;
 use super::settings::StoreSettings;
 use super::wire::{self, Note};
 
@@ -39,18 +41,37 @@ pub(super) struct Ask<'a> {
     pub(super) until: Option<Instant>,
 }
 
+/// A try that failed.
+struct Tried {
+    kind: Kind,
+    error: Error,
+    note: Note,
+    /// The credentials were not taken.
+    refused: bool,
+}
+
 /// See the module.
 pub(super) struct Retries {
     settings: StoreSettings,
     provider: Option<Provider>,
+    renewal: Renewal,
     tokens: Mutex<u32>,
     random: RandomState,
 }
 
 impl Retries {
-    pub(super) fn new(settings: &StoreSettings, provider: Option<Provider>) -> Self {
+    pub(super) fn new(
+        settings: &StoreSettings,
+        provider: Option<Provider>,
+        renewal: Renewal,
+    ) -> Self {
         let tokens = Mutex::new(settings.retry_budget);
-        Self { settings: settings.clone(), provider, tokens, random: RandomState::new() }
+        Self { settings: settings.clone(), provider, renewal, tokens, random: RandomState::new() }
+    }
+
+    /// Whether credentials were refused, and cannot be read anew.
+    pub(super) fn is_refused(&self) -> bool {
+        self.renewal.is_refused()
     }
 
     /// Asks until there is an answer, or no hope.
@@ -65,15 +86,19 @@ impl Retries {
         let start = Instant::now();
         let end = start + self.settings.retry_time.max(self.settings.timeout(ask.bytes));
         let end = ask.until.map_or(end, |until| until.min(end));
-        let (mut tries, mut unsure) = (0, false);
+        let (mut tries, mut unsure, mut renewed) = (0, false, false);
         loop {
             tries += 1;
             let until = end.min(Instant::now() + self.settings.timeout(ask.bytes));
+            let sent = std::time::Instant::now();
             let failed = match self.once(ask, until, request()).await {
                 Ok(done) => return Ok(done),
                 Err(failed) => failed,
             };
-            let (kind, mut error, note) = failed;
+            let Tried { kind, mut error, note, refused } = failed;
+            if refused && self.renewal.refused(sent) && !std::mem::replace(&mut renewed, true) {
+                continue;
+            }
             let status = note.status;
             let Kind::Transient { slow } = kind else {
                 error = with_tries(error, tries);
@@ -99,7 +124,7 @@ impl Retries {
         ask: &Ask<'_>,
         until: Instant,
         request: impl Future<Output = object_store::Result<T>>,
-    ) -> Result<(T, Note), (Kind, Error, Note)> {
+    ) -> Result<(T, Note), Tried> {
         let (answer, note) = wire::note(tokio::time::timeout_at(until, request)).await;
         match answer {
             Ok(Ok(value)) => {
@@ -108,12 +133,15 @@ impl Retries {
             }
             Ok(Err(raw)) => {
                 let error = error_of(ask.what, &raw, &note, 1).at(&ask.place);
-                Err((kind_of(&raw, &note, self.provider), error, note))
+                let (kind, refused) =
+                    (kind_of(&raw, &note, self.provider), is_refusal(&raw, &note));
+                Err(Tried { kind, error, note, refused })
             }
             Err(_) => {
                 let what = format!("{}: no answer in time", ask.what);
                 let error = Error::new(Code::Timeout, what).at(&ask.place);
-                Err((Kind::Transient { slow: true }, error, Note::default()))
+                let (kind, note) = (Kind::Transient { slow: true }, Note::default());
+                Err(Tried { kind, error, note, refused: false })
             }
         }
     }
@@ -161,7 +189,7 @@ mod tests {
     use crate::bucket::runtime;
 
     fn asked(settings: &StoreSettings, outcomes: u32) -> (Result<(), Failed>, u32) {
-        let retries = Retries::new(settings, None);
+        let retries = Retries::new(settings, None, Renewal::new());
         let ask =
             Ask { what: "cannot get", place: "x".to_owned(), bytes: 0, gate: None, until: None };
         let mut asked = 0;

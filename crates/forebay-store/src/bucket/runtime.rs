@@ -21,11 +21,15 @@ static RUNTIME: Mutex<Option<(u32, Handle)>> = Mutex::new(None);
 
 /// The runtime. Errors: `io`, `out_of_memory` where no thread is to be had.
 pub(super) fn handle() -> Result<Handle> {
-    let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let locked = || RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
     let own = std::process::id();
     // A child of a fork has none of its parent's threads, and starts its own.
-    if let Some((_, handle)) = runtime.as_ref().filter(|(process, _)| *process == own) {
-        return Ok(handle.clone());
+    let started = |runtime: &Option<(u32, Handle)>| {
+        let own = runtime.as_ref().filter(|(process, _)| *process == own);
+        own.map(|(_, handle)| handle.clone())
+    };
+    if let Some(handle) = started(&locked()) {
+        return Ok(handle);
     }
     // Its own cryptography for TLS, unless the process has chosen one.
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -35,6 +39,13 @@ pub(super) fn handle() -> Result<Handle> {
         .enable_all()
         .build()
         .map_err(|error| Error::io("cannot start threads for the network", error))?;
+    // Not held while threads start: in a child that is forked meanwhile nobody would ever release it.
+    let mut runtime = locked();
+    if let Some(handle) = started(&runtime) {
+        drop(runtime);
+        built.shutdown_background();
+        return Ok(handle);
+    }
     let handle = built.handle().clone();
     *runtime = Some((own, handle.clone()));
     // It ends with the process.

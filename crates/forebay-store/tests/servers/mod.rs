@@ -145,6 +145,12 @@ pub(crate) fn reached(server: Option<Server>) -> Option<Reached> {
     Some(Reached { server, in_turn })
 }
 
+/// Has clients read credentials of profiles from that file.
+pub(crate) fn set_credentials_file(path: &Path) {
+    // SAFETY: what runs beside it reads variables through std, which has a lock; no name is resolved meanwhile.
+    unsafe { std::env::set_var("AWS_SHARED_CREDENTIALS_FILE", path) };
+}
+
 /// How a server is reached; its credentials are in the variables then.
 pub(crate) fn settings(address: SocketAddr) -> StoreSettings {
     static ONCE: Once = Once::new();

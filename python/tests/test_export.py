@@ -17,9 +17,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from support import same
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from forebay import Checkpointer
+from forebay.dcp import Writer
 
 FLOATS = {
     "f64": torch.float64,
@@ -204,6 +206,53 @@ def test_safetensors_of_a_training_state(tmp_path: Path) -> None:
     for name, tensor in found.items():
         assert same(tensor, state["model"][name]), name
     assert ckpt("verify", tmp_path / "root")["sound"] is True
+
+
+def trained() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model and its optimizer, which has stepped; the first parameter has no state."""
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(6)))
+    groups = [{"params": list(part.parameters())} for part in (model[:2], model[2:])]
+    optimizer = torch.optim.AdamW(groups, lr=0.1)
+    model[0].weight.requires_grad_(False)
+    model(torch.ones(2, 4)).square().sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def saved_by(kind: str, state: dict[str, Any], folder: Path) -> Path:
+    if kind == "stock":
+        return stock(folder, state)
+    if kind == "writer":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            save(state, storage_writer=Writer(folder), no_dist=True)
+        return folder
+    with Checkpointer(folder) as checkpoints:
+        checkpoints.save(1, state, blocking=True)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["checkpointer", "writer", "stock"])
+def test_an_optimizer_takes_its_state_from_a_file_of_torch(tmp_path: Path, kind: str) -> None:
+    model, optimizer = trained()
+    state = {"model": model.state_dict(), "optim": optimizer.state_dict()}
+    saved = saved_by(kind, state, tmp_path / "saved")
+    ckpt("export", saved, "--to", tmp_path / "all.pt")
+    loaded = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert equal(state, loaded), loaded
+    _, fresh = trained()
+    fresh.state.clear()
+    fresh.load_state_dict(loaded["optim"])
+    assert len(fresh.state) == 11
+    assert equal(fresh.state_dict(), optimizer.state_dict())
+
+
+def test_a_state_by_names_keeps_its_names(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    state = {"optim": get_optimizer_state_dict(model, optimizer), "state": {"0": torch.ones(2)}}
+    ckpt("export", stock(tmp_path / "saved", state), "--to", tmp_path / "all.pt")
+    assert equal(state, torch.load(tmp_path / "all.pt", weights_only=True))
 
 
 def test_a_stock_checkpoint_becomes_one_file(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@
 
 mod apart;
 mod cast;
+mod counted;
 mod pickle;
 mod rename;
 mod safetensors;

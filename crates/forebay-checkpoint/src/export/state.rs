@@ -1,10 +1,12 @@
 //! The nested state that flat names stand for: dicts and lists, put together from the ways to their values.
+//!
+//! Keys of dicts are text, as checkpoints have them, but for the states of optimizers: see [`super::counted`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use forebay_error::{Code, Error, Result};
 
-use super::pickle;
+use super::{counted, pickle};
 use crate::model::PathStep;
 
 /// How deep the state may be nested.
@@ -98,10 +100,56 @@ impl Node {
                 PathStep::Key(key) => pickle::text(out, key),
                 PathStep::Index(index) => pickle::int(out, *index as i64),
             }
-            child.write(out)?;
+            match self.numbers_below(step, child) {
+                Some(numbers) => child.write_counted(&numbers, out)?,
+                None => child.write(out)?,
+            }
         }
         out.push(pickle::SETITEMS);
         Ok(())
+    }
+
+    /// The keys of a child as numbers, where that is what an optimizer, whose state this is, has of its parameters.
+    fn numbers_below(&self, step: &PathStep, child: &Node) -> Option<Vec<i64>> {
+        let is_state = matches!(step, PathStep::Key(key) if key == "state");
+        if !is_state || child.value.is_some() {
+            return None;
+        }
+        let numbers: Option<Vec<i64>> =
+            child.children.iter().map(|(step, _)| counted::number(step)).collect();
+        let distinct: Option<HashSet<i64>> =
+            numbers.as_ref().map(|all| all.iter().copied().collect());
+        let same = numbers.filter(|all| distinct.is_some_and(|few| few.len() == all.len()));
+        same.filter(|_| self.has_counted_groups())
+    }
+
+    /// Whether it has groups of parameters by number beside it.
+    fn has_counted_groups(&self) -> bool {
+        let Some(groups) = self.child("param_groups") else { return false };
+        if let Some(value) = &groups.value {
+            return counted::is_groups(value);
+        }
+        let is_counted = |(_, group): &(PathStep, Node)| {
+            let params = group.child("params").and_then(|params| params.value.as_deref());
+            params.is_some_and(counted::is_numbers)
+        };
+        !groups.children.is_empty() && groups.children.iter().all(is_counted)
+    }
+
+    fn child(&self, key: &str) -> Option<&Node> {
+        let place = self.places.get(&PathStep::Key(key.to_owned()))?;
+        self.children.get(*place).map(|(_, child)| child)
+    }
+
+    /// A dict with numbers for its keys.
+    fn write_counted(&self, numbers: &[i64], out: &mut Vec<u8>) -> Result<()> {
+        out.extend_from_slice(&[pickle::EMPTY_DICT, pickle::MARK]);
+        for (&number, (_, child)) in numbers.iter().zip(&self.children) {
+            pickle::int(out, number);
+            child.write(out)?;
+        }
+        out.push(pickle::SETITEMS);
+        check_len(out)
     }
 
     fn write_list(&self, out: &mut Vec<u8>) -> Result<()> {
@@ -170,6 +218,25 @@ mod tests {
         }
         assert!(state.put(&vec![key("x"); 300], Vec::new()).is_err());
     }
+
+    #[test]
+    fn states_of_optimizers_have_numbers_for_keys() {
+        let written = |key_text: &str, params: &[u8]| {
+            let mut state = State::default();
+            state.put(&[key("state"), key(key_text), key("m")], b"N".to_vec()).unwrap();
+            let group = [key("param_groups"), PathStep::Index(0), key("params")];
+            state.put(&group, params.to_vec()).unwrap();
+            let mut out = Vec::new();
+            state.write(&mut out).unwrap();
+            out
+        };
+        let has = |out: &[u8], part: &[u8]| out.windows(part.len()).any(|found| found == part);
+        let (numbers, names) = (b"](K\x07e", b"](X\x01\0\0\x007e");
+        assert!(has(&written("7", numbers), b"}(K\x07}("));
+        assert!(has(&written("7", names), b"}(X\x01\0\0\x007}("));
+        assert!(has(&written("07", numbers), b"}(X\x02\0\0\x0007}("));
+    }
+
     #[test]
     fn lists_of_nothing_are_no_way_to_fill_memory() {
         let mut state = State::default();

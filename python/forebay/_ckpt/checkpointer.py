@@ -318,7 +318,10 @@ class Checkpointer:
             raise
 
     def steps(self) -> list[dict[str, Any]]:
-        """All steps: number, state ("committed", "pending", "removed", "lost", "dead"), age in seconds, bytes, ranks."""
+        """All steps: number, state ("committed", "pending", "removed", "lost", "dead"), age in seconds, bytes, ranks.
+
+        In a bucket commits are listed and not read, so `damage` of their records is not told there; `forebay ckpt verify`
+        finds it, and `restore` of "latest" reads the step that it takes."""
         self._check_process()
         directory = self._settings.directory
         return _native.steps(directory) if directory.is_dir() else []

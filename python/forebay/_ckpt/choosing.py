@@ -150,7 +150,8 @@ def _instead_of_steps(directory: Place) -> str:
 def _before(directory: Place, step: int | None) -> list[str]:
     """Which step to go on from where one, or the newest, is damaged."""
     with suppress(Error):
-        found = _native.steps(directory)
+        # All are read: a listing of a bucket would not see damage.
+        found = _native.steps(directory, read=True)
         order = {
             one["step"]: (one["epoch"] or 0, one["step"])
             for one in found

@@ -281,10 +281,12 @@ class Run:
         self.structures.renew()
         with contextlib.suppress(Exception):
             self.structures.stay_away(self._counter, _as_error(error))
-        until = monotonic() + _LOOK_SECONDS
+        until, pause = monotonic() + _LOOK_SECONDS, 0.05
         while step is None and monotonic() < until:
-            step = self.structures.step_of(self._counter)
-            sleep(0.0 if step is not None else 0.05)
+            with contextlib.suppress(Exception):
+                step = self.structures.step_of(self._counter)
+            sleep(0.0 if step is not None else pause)
+            pause *= 1.5
         if step is None:
             return
         with contextlib.suppress(Exception):

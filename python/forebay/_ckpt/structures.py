@@ -101,11 +101,12 @@ class Structures:
 
     def step_of(self, counter: int) -> int | None:
         """The step that other ranks save with that number; None where nobody has begun."""
-        for folder in names_in(self._directory):
-            digits = folder.removeprefix("step-")
-            if folder == f"step-{digits}" and digits.isdecimal():
-                if names_in(self._directory, folder, ".forebay", self._attempt(counter)):
-                    return int(digits)
+        names = names_in(self._directory)
+        digits = [name.removeprefix("step-") for name in names if name.startswith("step-")]
+        # Newest first: it nearly always is that, and each look at a bucket is a request.
+        for step in sorted((int(one) for one in digits if one.isdecimal()), reverse=True):
+            if names_in(self._directory, f"step-{step}", ".forebay", self._attempt(counter)):
+                return step
         return None
 
     def _attempt(self, counter: int) -> str:
@@ -270,7 +271,11 @@ class Structures:
         """Whether another rank has begun to write what this rank waits to agree on: that one does not come any more.
         What does not show yet is found later."""
         folder = f"step-{call.step}"
-        records = names_in(self._directory, folder, ".forebay", self._attempt(call.counter))
+        try:
+            records = names_in(self._directory, folder, ".forebay", self._attempt(call.counter))
+        except Error:
+            # A bucket that does not answer now: the next look may.
+            return False
         return any(name.startswith("begin-") for name in records)
 
     def _lay_out(self, plan: Plan, own: Own | None) -> Error | None:

@@ -21,10 +21,15 @@ fn seconds(value: f64) -> Duration {
     Duration::try_from_secs_f64(value).unwrap_or(Duration::ZERO)
 }
 
-/// Every step with its state, oldest first.
+/// Every step with its state, oldest first. With `read` all commits are read, in a bucket too: else damage is not seen
+/// there.
 #[pyfunction]
-pub(crate) fn steps(py: Python<'_>, folder: PathBuf) -> Result<Bound<'_, PyList>> {
-    let states = interruptible(py, move |_| commit::listing(&root(&folder, false)?, ALIVE))?;
+#[pyo3(signature = (folder, *, read=false))]
+pub(crate) fn steps(py: Python<'_>, folder: PathBuf, read: bool) -> Result<Bound<'_, PyList>> {
+    let states = interruptible(py, move |_| {
+        let root = root(&folder, false)?;
+        if read { commit::steps(&root, ALIVE) } else { commit::listing(&root, ALIVE) }
+    })?;
     let list = PyList::empty(py);
     for state in states {
         let dict = PyDict::new(py);

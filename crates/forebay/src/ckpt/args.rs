@@ -31,7 +31,8 @@ step), `removed` (its files go when the grace time is over) or `lost` (it was co
 The latest step is the last commit of the job that claimed ROOT last, or of the steps that it
 went on from; so is what a restore of the latest takes. Steps without records (copied without
 `.forebay`, or written by other programs) are of no job: they count, by their numbers, where no
-job has committed. A link to a folder is no step.
+job has committed. A link to a folder is no step. In a bucket commits are listed and not
+read: damage of their records is found by `ckpt verify --all`, and not shown here.
 
 Exit codes: 0 done; 1 the data or the system is at fault; 2 wrong usage.";
 

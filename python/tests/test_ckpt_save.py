@@ -274,6 +274,15 @@ def test_side_files_are_part_of_the_commit(tmp_path: Path) -> None:
         assert committed(checkpoints) == [1, 2]
 
 
+def test_a_state_of_nothing_is_told_and_attach_takes_optimizers(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpoints:
+        with pytest.warns(UserWarning, match="the step holds nothing") as warned:
+            checkpoints.save(1, {}, blocking=True)
+        assert warned[0].filename == __file__
+        with pytest.raises(forebay.UsageError, match="takes an optimizer, not Linear"):
+            checkpoints.attach(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
 def test_parts_of_the_state_that_hold_nothing_are_told(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters())
     with Checkpointer(tmp_path) as checkpoints:

@@ -206,6 +206,9 @@ class Checkpointer:
         meanwhile. Saves copy everything else before they return: buffers, averaged weights, parameters of optimizers
         that are not attached. Where that is more than 1 GiB a rank, they wait until all is copied."""
         self._check_process()
+        if not callable(getattr(optimizer, "register_step_pre_hook", None)):
+            what = f"attach takes an optimizer, not {type(optimizer).__name__}"
+            raise usage(what, "what changes the saved tensors is its step: attach(optimizer)")
         hook = optimizer.register_step_pre_hook(self._training.before_step)
         return Attached(self._hooks, optimizer, hook)
 

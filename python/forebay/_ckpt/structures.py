@@ -262,6 +262,8 @@ class Structures:
             raise error
         self._begun = True
         self._tell(plan, plan.agreed)
+        if not plan.names and not plan.empty and own is None:
+            self._warn("the state holds nothing, so the step holds nothing either", 9)
 
     def _begin(self, call: _Call, run_id: str, plan: Plan, values: Sequence[Any]) -> None:
         self._run_id = run_id
@@ -297,9 +299,12 @@ class Structures:
                 f"these parts of the state hold nothing, so nothing of them is saved: {shown}"
             )
         for line in lines:
-            if line not in self._told:
-                self._told.add(line)
-                warnings.warn(line, stacklevel=9)
+            self._warn(line)
+
+    def _warn(self, line: str, level: int = 10) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            warnings.warn(line, stacklevel=level)
 
 
 def _left_alone(came: int, size: int) -> Error:

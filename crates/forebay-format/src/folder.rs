@@ -102,7 +102,7 @@ pub(crate) fn check_suffix(index: &str, name: &str) -> Result<()> {
 
 fn list(folder: &Folder) -> Result<Listing> {
     let mut listing = Listing::default();
-    for (name, _) in folder.names(MAX_NAMES)? {
+    for name in folder.names(MAX_NAMES)? {
         match name.as_str() {
             ".metadata" => drop(listing.foreign.insert(name)),
             _ if name.starts_with('.') => {}

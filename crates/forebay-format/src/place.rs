@@ -47,14 +47,14 @@ impl Folder {
         }
     }
 
-    /// The names in it and whether each is a folder, in no order; those that are no text are left out. More than
-    /// `limit` are `unsupported`.
-    pub fn names(&self, limit: usize) -> Result<Vec<(String, bool)>> {
+    /// The names in it, of files and folders, in no order; those that are no text are left out. More than `limit` are
+    /// `unsupported`.
+    pub fn names(&self, limit: usize) -> Result<Vec<String>> {
         let Some(remote) = &self.remote else { return self.local_names(limit) };
-        remote.names(limit)
+        Ok(remote.names(limit)?.into_iter().map(|(name, _)| name).collect())
     }
 
-    fn local_names(&self, limit: usize) -> Result<Vec<(String, bool)>> {
+    fn local_names(&self, limit: usize) -> Result<Vec<String>> {
         let failed = |error| Error::io("cannot list folder", error).at(shown(&self.path));
         let mut names = Vec::new();
         for (count, entry) in std::fs::read_dir(&self.path).map_err(failed)?.enumerate() {
@@ -63,10 +63,7 @@ impl Folder {
                 return Err(Error::new(Code::Unsupported, what).at(shown(&self.path)));
             }
             let entry = entry.map_err(failed)?;
-            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            if let Ok(name) = entry.file_name().into_string() {
-                names.push((name, is_folder));
-            }
+            names.extend(entry.file_name().into_string());
         }
         Ok(names)
     }

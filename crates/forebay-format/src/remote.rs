@@ -8,7 +8,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use forebay_error::{Code, Error, Result};
 
@@ -19,6 +19,9 @@ use crate::torch_zip::buffer;
 const BLOCK_BYTES: u64 = 64 << 10;
 /// Blocks that are kept of one object: 2 MiB; 16 threads at two places each.
 const BLOCKS_MAX: usize = 32;
+/// Blocks that are kept of all objects: 64 MiB, of which the oldest go first, so that a checkpoint of thousands of files
+/// takes no more while it is open.
+const ALL_BLOCKS_MAX: usize = 1024;
 /// Reads from here on are not taken apart.
 const LARGE_BYTES: usize = 128 << 10;
 
@@ -55,10 +58,13 @@ pub trait RemoteFolder: Send + Sync {
 /// A block: locked while it is fetched, so that others who want it wait for that and do not ask again.
 type Block = Arc<Mutex<Option<Vec<u8>>>>;
 
+/// The blocks of all objects in the order of their coming, with those that have been let go since.
+static ALL: Mutex<VecDeque<(Weak<Mutex<Kept>>, u64)>> = Mutex::new(VecDeque::new());
+
 /// An object whose small reads are shared.
 pub(crate) struct Blocks {
     pub(crate) object: Arc<dyn RemoteObject>,
-    kept: Mutex<Kept>,
+    kept: Arc<Mutex<Kept>>,
 }
 
 #[derive(Default)]
@@ -69,9 +75,10 @@ struct Kept {
 }
 
 impl Kept {
-    fn block(&mut self, number: u64) -> Block {
+    /// A block, and whether it is new.
+    fn block(&mut self, number: u64) -> (Block, bool) {
         if let Some(block) = self.blocks.get(&number) {
-            return block.clone();
+            return (block.clone(), false);
         }
         if self.order.len() >= BLOCKS_MAX
             && let Some(oldest) = self.order.pop_front()
@@ -79,13 +86,37 @@ impl Kept {
             self.blocks.remove(&oldest);
         }
         self.order.push_back(number);
-        self.blocks.entry(number).or_default().clone()
+        (self.blocks.entry(number).or_default().clone(), true)
+    }
+
+    fn forget(&mut self, number: u64) {
+        if self.blocks.remove(&number).is_some() {
+            self.order.retain(|one| *one != number);
+        }
     }
 }
 
 impl Blocks {
     pub(crate) fn new(object: Arc<dyn RemoteObject>) -> Self {
-        Self { object, kept: Mutex::default() }
+        Self { object, kept: Arc::default() }
+    }
+
+    fn block(&self, number: u64) -> Block {
+        let (block, is_new) = locked(&self.kept).block(number);
+        if is_new {
+            // One lock at a time.
+            let oldest = {
+                let mut all = locked(&ALL);
+                all.push_back((Arc::downgrade(&self.kept), number));
+                if all.len() > ALL_BLOCKS_MAX { all.pop_front() } else { None }
+            };
+            if let Some((kept, number)) = oldest
+                && let Some(kept) = kept.upgrade()
+            {
+                locked(&kept).forget(number);
+            }
+        }
+        block
     }
 
     /// Fills a buffer that lies within the object.
@@ -97,8 +128,8 @@ impl Blocks {
         while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
             let at = offset.saturating_add(done as u64);
             let number = at / BLOCK_BYTES;
-            let block = self.kept.lock().unwrap_or_else(PoisonError::into_inner).block(number);
-            let mut bytes = block.lock().unwrap_or_else(PoisonError::into_inner);
+            let block = self.block(number);
+            let mut bytes = locked(&block);
             let bytes = match &mut *bytes {
                 Some(bytes) => bytes,
                 empty => empty.insert(self.fetch(number)?),
@@ -141,6 +172,10 @@ impl Blocks {
         }
         Ok(())
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -213,6 +248,24 @@ mod tests {
             blocks.read(&mut [0; 8], number * BLOCK_BYTES).unwrap();
         }
         let kept = blocks.kept.lock().unwrap();
-        assert_eq!((kept.blocks.len(), kept.order.len()), (BLOCKS_MAX, BLOCKS_MAX));
+        assert!((1..=BLOCKS_MAX).contains(&kept.blocks.len()));
+        assert_eq!(kept.blocks.len(), kept.order.len());
+    }
+
+    #[test]
+    fn of_all_objects_that_are_open_so_many_blocks_are_kept() {
+        let object = object(4 * BLOCK_BYTES as usize);
+        let files: Vec<Blocks> = (0..600).map(|_| Blocks::new(object.clone())).collect();
+        for file in &files {
+            for number in 0..4 {
+                file.read(&mut [0; 8], number * BLOCK_BYTES).unwrap();
+            }
+        }
+        let kept = |file: &Blocks| file.kept.lock().unwrap().blocks.len();
+        assert!(files.iter().map(kept).sum::<usize>() <= ALL_BLOCKS_MAX);
+        assert_eq!(kept(&files[0]), 0, "the oldest");
+        let before = object.1.load(Ordering::Relaxed);
+        files[0].read(&mut [0; 8], 0).unwrap();
+        assert_eq!(object.1.load(Ordering::Relaxed), before + 1);
     }
 }

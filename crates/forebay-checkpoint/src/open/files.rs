@@ -33,7 +33,7 @@ pub(super) struct Listing {
 /// The names in a folder, without what is in folders below.
 pub(super) fn list(folder: &Folder) -> Result<Listing> {
     let mut listing = Listing::default();
-    for (name, _) in folder.names(MAX_NAMES)? {
+    for name in folder.names(MAX_NAMES)? {
         match name.as_str() {
             ".metadata" => listing.has_metadata = true,
             _ if name.starts_with(".metadata.") => drop(listing.leftovers.insert(name)),

@@ -35,7 +35,7 @@ pub(super) fn lost_manifest(
 pub(super) fn leftovers(own: &Ours<'_>, files: &Files, found: &mut Verified) -> Result<()> {
     found.warnings.extend(crate::open::dcp::leftovers(own.listing));
     let names: Vec<String> = files.names().map(str::to_owned).collect();
-    found.warnings.extend(crate::open::dcp::stale_files(own.folder, own.listing, &names)?);
+    found.warnings.extend(crate::open::dcp::stale_files(own.folder, own.listing, &names));
     let known: HashSet<&str> =
         names.iter().map(String::as_str).chain([own.name.as_str()]).collect();
     for name in names_in(own.folder)? {
@@ -52,8 +52,7 @@ pub(super) fn leftovers(own: &Ours<'_>, files: &Files, found: &mut Verified) -> 
 /// The names in a folder.
 fn names_in(folder: &Folder) -> Result<Vec<String>> {
     // A name that is no text is none of ours.
-    let names = folder.names(MAX_NAMES)?.into_iter().map(|(name, _)| name);
-    let mut names: Vec<String> = names.collect();
+    let mut names = folder.names(MAX_NAMES)?;
     names.sort_unstable();
     Ok(names)
 }

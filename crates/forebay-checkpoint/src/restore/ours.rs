@@ -190,8 +190,11 @@ fn side_name(stored: &str) -> Option<&str> {
     (!data).then_some(name)
 }
 
-/// The checksums of chunks by offsets and sides, unless one has none.
-fn sums(chunks: &[Vec<Chunk>]) -> Option<BTreeMap<(&[u64], &[u64]), &[u32]>> {
+/// Checksums of blocks by the offsets and sides of their chunk.
+type Sums<'c> = BTreeMap<(&'c [u64], &'c [u64]), &'c [u32]>;
+
+/// Those of chunks, unless one has none.
+fn sums(chunks: &[Vec<Chunk>]) -> Option<Sums<'_>> {
     let sums = chunks.iter().flatten().map(|chunk| {
         let crcs = chunk.data.as_ref().map(|place| place.crcs.as_slice())?;
         let sides = (chunk.region.offsets.as_slice(), chunk.region.sizes.as_slice());

@@ -46,6 +46,14 @@ pub trait Store: Send + Sync {
     /// folders below too. More than `limit` is `unsupported`.
     fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>>;
 
+    /// Those of them that are directly below the prefix, without what is inside of folders. More than `limit` is
+    /// `unsupported`.
+    fn list_here(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        let mut found = self.list(prefix, limit)?;
+        found.retain(|object| object.key.strip_prefix(prefix).is_some_and(|n| !n.contains('/')));
+        Ok(found)
+    }
+
     /// The names directly below a prefix, without what is inside of folders: (name, whether it is a folder). Links to
     /// folders are not among them.
     fn names(&self, prefix: &str, limit: usize) -> Result<Vec<(String, bool)>>;
@@ -122,6 +130,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
         (**self).list(prefix, limit)
+    }
+
+    fn list_here(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        (**self).list_here(prefix, limit)
     }
 
     fn names(&self, prefix: &str, limit: usize) -> Result<Vec<(String, bool)>> {

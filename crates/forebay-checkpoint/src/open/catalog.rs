@@ -107,7 +107,13 @@ fn is_checkpoint(folder: &Folder) -> Result<bool> {
 fn list(checkpoint: &Checkpoint) -> Result<Model> {
     let folder = checkpoint.location();
     let names: Vec<&str> = checkpoint.files.iter().map(|file| file.name.as_str()).collect();
-    let sizes = folder.sizes(&names)?;
+    let mut warnings: Vec<String> =
+        checkpoint.warnings.iter().map(|warning| warning.text.clone()).collect();
+    let sizes = folder.sizes(&names).unwrap_or_else(|error| {
+        // A listing shows them; nothing is read by them.
+        warnings.push(format!("the sizes of the files are not known: {}", error.what()));
+        vec![None; names.len()]
+    });
     let files = names.iter().zip(sizes).map(|(name, size)| {
         let path = folder.path().join(name);
         CatalogFile { name: (*name).to_owned(), path, size: size.unwrap_or(0) }
@@ -132,7 +138,6 @@ fn list(checkpoint: &Checkpoint) -> Result<Model> {
         Origin::HfShards => Format::SafetensorsShards,
         Origin::Forebay(_) => Format::Dcp,
     };
-    let warnings = checkpoint.warnings.iter().map(|warning| warning.text.clone()).collect();
     let catalog = Catalog::new(format, None, files, tensors, warnings)?;
     Ok(Model { catalog, files: Vec::new() })
 }

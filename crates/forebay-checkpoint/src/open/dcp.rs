@@ -58,7 +58,7 @@ fn open_if(
         metadata.warnings().iter().map(|text| told(text, !metadata.stale().is_empty())).collect();
     let entries = metadata.entries().filter_map(|entry| convert(&entry, &mut warnings)).collect();
     warnings.extend(leftovers(listing));
-    warnings.extend(stale_files(folder, listing, metadata.files())?);
+    warnings.extend(stale_files(folder, listing, metadata.files()));
     let files = metadata.files().iter();
     let files = files.map(|name| DataFile { name: name.clone(), bytes: None }).collect();
     let origin = Origin::Dcp {
@@ -148,15 +148,18 @@ pub(super) fn leftovers(listing: &Listing) -> impl Iterator<Item = Warning> + '_
 
 /// Data files that nothing refers to: from an earlier save on more ranks, or one that did not end. An empty one is
 /// what a rank without data leaves, in any save.
-pub(super) fn stale_files(
-    folder: &Folder,
-    listing: &Listing,
-    files: &[String],
-) -> Result<Vec<Warning>> {
+pub(super) fn stale_files(folder: &Folder, listing: &Listing, files: &[String]) -> Vec<Warning> {
     let used: BTreeSet<&str> = files.iter().map(String::as_str).collect();
     let stale = listing.distcp.iter().map(String::as_str).filter(|name| !used.contains(name));
     let stale: Vec<&str> = stale.collect();
-    let sizes = folder.sizes(&stale)?;
+    let sizes = match folder.sizes(&stale) {
+        Ok(sizes) => sizes,
+        // What can be read is no worse for it.
+        Err(error) => {
+            let text = format!("which data files belong to nothing is not known: {}", error.what());
+            return vec![Warning { concern: Concern::Other, text }];
+        }
+    };
     let with_bytes = stale.into_iter().zip(sizes).filter(|(_, size)| size.unwrap_or(0) > 0);
     let stale: Vec<&str> = with_bytes.map(|(name, _)| name).collect();
     let named = stale.iter().take(NAMED).map(|name| Warning {
@@ -168,5 +171,5 @@ pub(super) fn stale_files(
         let text = format!("{} more data files belong to nothing", stale.len() - NAMED);
         warnings.push(Warning { concern: Concern::StaleFile, text });
     }
-    Ok(warnings)
+    warnings
 }

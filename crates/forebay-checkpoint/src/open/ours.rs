@@ -42,7 +42,7 @@ pub(super) fn open(folder: &Folder, listing: &Listing) -> Result<Option<Checkpoi
     let origin = Origin::Forebay(Box::new(manifest.info().clone()));
     let mut warnings: Vec<Warning> = super::dcp::leftovers(listing).collect();
     let names: Vec<String> = files.iter().map(|file| file.name.clone()).collect();
-    warnings.extend(super::dcp::stale_files(folder, listing, &names)?);
+    warnings.extend(super::dcp::stale_files(folder, listing, &names));
     let mut checkpoint = Checkpoint::new(origin, entries, files, folder, warnings)?;
     checkpoint.file_crcs = crcs;
     Ok(Some(checkpoint))
@@ -82,7 +82,7 @@ pub(crate) fn warnings(folder: &Folder, manifest: &Manifest) -> Result<Vec<Warni
     let names = listing.distcp.iter().filter(|name| name.starts_with(&own)).cloned();
     let names: Vec<String> = names.collect();
     let mut warnings: Vec<Warning> = super::dcp::leftovers(&listing).collect();
-    warnings.extend(super::dcp::stale_files(folder, &listing, &names)?);
+    warnings.extend(super::dcp::stale_files(folder, &listing, &names));
     Ok(warnings)
 }
 

@@ -19,7 +19,7 @@ use forebay_store::{Store, StoreSettings, local_path, shared_store};
 
 use crate::commit::METADATA;
 
-/// The most objects below a folder that are listed for their sizes.
+/// The most objects of a folder that are listed for their sizes.
 const SIZES_MAX: usize = 1 << 22;
 
 /// How names of files end. Anything else at the end of a URL is a folder.
@@ -190,7 +190,7 @@ impl RemoteFolder for InStore {
 
     fn sizes(&self) -> Result<HashMap<String, u64>> {
         check_process(self.process)?;
-        let listed = self.store.list(&self.prefix, SIZES_MAX)?.into_iter();
+        let listed = self.store.list_here(&self.prefix, SIZES_MAX)?.into_iter();
         let own = listed.filter_map(|object| {
             let name = object.key.strip_prefix(&self.prefix)?;
             (!name.contains('/')).then(|| (name.to_owned(), object.bytes))

@@ -47,8 +47,14 @@ impl Found {
 }
 
 impl Client {
-    pub(super) async fn list_objects(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
-        let found = self.pages_of(prefix, false, limit).await?;
+    /// Objects, with `here` those that are in no folder below.
+    pub(super) async fn list_objects(
+        &self,
+        prefix: &str,
+        here: bool,
+        limit: usize,
+    ) -> Result<Vec<Listed>> {
+        let found = self.pages_of(prefix, here, limit).await?;
         let now_ms = match found.date {
             _ if found.objects.is_empty() => 0,
             Some(seconds) => seconds.saturating_mul(1000),

@@ -220,7 +220,12 @@ impl Store for ObjectStore {
 
     fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
         check_prefix(prefix)?;
-        self.run(self.client.list_objects(prefix, limit))
+        self.run(self.client.list_objects(prefix, false, limit))
+    }
+
+    fn list_here(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        check_prefix(prefix)?;
+        self.run(self.client.list_objects(prefix, true, limit))
     }
 
     fn names(&self, prefix: &str, limit: usize) -> Result<Vec<(String, bool)>> {

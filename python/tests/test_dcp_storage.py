@@ -66,6 +66,12 @@ def check(found: Any, wanted: Any, where: str = "") -> None:
         assert found == wanted and type(found) is type(wanted), where
 
 
+def test_a_place_that_is_missing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointException, match=r"not_found.*none-such") as caught:
+        dcp.load({"a": torch.zeros(1)}, storage_reader=Reader(tmp_path / "none-such"))
+    assert "metadata is None" not in str(caught.value)
+
+
 @pytest.mark.parametrize("writer", ["ours", "torch"])
 @pytest.mark.parametrize("reader", ["ours", "torch"])
 def test_each_writer_is_read_by_each_reader(tmp_path: Path, writer: str, reader: str) -> None:

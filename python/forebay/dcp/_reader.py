@@ -12,9 +12,11 @@ import io
 import os
 import secrets
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -56,10 +58,12 @@ class Reader(StorageReader):
         self.weights_only = weights_only
         self.load_id = secrets.token_hex(16)
         self._opened: _Opened | None = None
+        #: Why the whole checkpoint could not be read, for when that of this rank cannot either.
+        self._refused: Error | None = None
         self._stock: FileSystemReader | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None, "_stock": None}
+        return {**self.__dict__, "_opened": None, "_stock": None, "_refused": None}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A new load, from another folder if one is given."""
@@ -72,9 +76,21 @@ class Reader(StorageReader):
         """The metadata. With `rank` that of the checkpoint that this rank wrote for itself."""
         rank = kwargs.get("rank")
         self._opened = self._stock = None
-        if rank is not None:
+        if rank is None:
+            self._refused = None
+            try:
+                return self._describe(self.path)
+            except Error as error:
+                self._refused = error
+                raise
+        try:
             return self._rank_metadata(int(rank))
-        return self._describe(self.path)
+        except Exception as error:
+            # Torch goes on after any exception, to an assertion that says nothing; not after its own, which is none.
+            found = isinstance(error, Error) and error.code != "not_found"
+            told = error if found or self._refused is None else self._refused
+            failures = {int(rank): (told, extract_tb(told.__traceback__))}
+            raise CheckpointException("the checkpoint cannot be read", failures) from told
 
     def _rank_metadata(self, rank: int) -> Metadata:
         home = self.path / f"__{rank}"

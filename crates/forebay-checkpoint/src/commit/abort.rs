@@ -9,7 +9,7 @@ use forebay_store::Expect;
 use super::attempt::{Attempt, Rooms, lock};
 use super::hints::Hint;
 use super::record::{Decision, Failure, encode};
-use super::withdraw::blank_decision;
+use super::withdraw::is_blank;
 
 /// How often a record that tells the others of a failure is tried.
 const ABORT_TRIES: u32 = 4;
@@ -23,7 +23,7 @@ impl Attempt {
         match self.abort(&failure) {
             Ok(Decision::Abort(first)) => {
                 self.discard();
-                if first != failure && Decision::Abort(first.clone()) != blank_decision() {
+                if first != failure && !is_blank(&first) {
                     return first.to_error();
                 }
             }
@@ -60,8 +60,8 @@ impl Attempt {
         }
     }
 
-    /// On a disk that was full before this rank had set anything aside. A name needs no block, so the others stop, if
-    /// without the reason.
+    /// On a disk that was full before this rank had set anything aside. A name needs no block, so the others stop, and
+    /// know from the record's being empty that the disk is full.
     fn abort_without_words(&self, error: Error) -> Result<Decision> {
         let key = self.layout.record(self.spec.attempt, "decision");
         self.root.create_once(&key, &[]).map_err(|_| error)?;

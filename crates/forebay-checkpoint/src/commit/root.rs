@@ -55,12 +55,13 @@ impl Root {
     }
 
     /// The decision of an attempt. Room for a failure that was published before anything was written to it says as much
-    /// as an abort: that is how a collector speaks on a full disk.
+    /// as an abort: that is how a collector speaks on a full disk. So does an empty record, of the attempt itself.
     pub(crate) fn decision(&self, layout: &Layout, attempt: AttemptId) -> Result<Option<Decision>> {
         let key = layout.record(attempt, "decision");
         let Some((bytes, _)) = self.store.get(&key, RECORD_BYTES_MAX)? else { return Ok(None) };
         let decoded = decode::<Decision>(&bytes).map_err(|error| error.at(self.place(&key)))?;
-        Ok(Some(decoded.map_or_else(super::withdraw::blank_decision, |(decision, _)| decision)))
+        let blank = || super::withdraw::blank_decision(bytes.len());
+        Ok(Some(decoded.map_or_else(blank, |(decision, _)| decision)))
     }
 
     /// Creates a record; whether it is there now and ours. A reply that got lost is looked up. One that is there and

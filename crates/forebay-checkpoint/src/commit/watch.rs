@@ -11,6 +11,7 @@ use super::lease::LeaseWatch;
 use super::publish::{Assembled, Gathered};
 use super::record::{Commit, Decision, Failure, Outcome};
 use super::survey::{Move, Survey, judge};
+use super::withdraw::is_blank;
 
 /// How many looks past the deadline a rank takes before it answers with what it knows.
 const LOOKS_PAST_DEADLINE: u32 = 4;
@@ -259,7 +260,7 @@ impl Attempt {
         match self.abort(&failure) {
             Ok(Decision::Abort(first)) => {
                 self.discard();
-                if first == failure { error } else { first.to_error() }
+                if first == failure || is_blank(&first) { error } else { first.to_error() }
             }
             _ => error.hint("whether the step was committed is not known here: list the steps"),
         }

@@ -20,11 +20,21 @@ use super::names::{Layout, rank_of, step_folder};
 use super::record::{Begin, Decision, Failure, decode, encode};
 use super::root::{LIST_MAX, RECORD_BYTES_MAX, Root};
 
-/// What a decision without words says.
-pub(crate) fn blank_decision() -> Decision {
-    let what = "the attempt was given up, and there was no room to say why: \
-                it was taken for dead, or the disk is full";
-    Decision::Abort(Failure::new(Code::Fenced, what))
+/// What a decision without words says, by its bytes. Room that a rank had set aside for its failure is published by
+/// whoever takes the attempt for dead, on a disk that is full; an empty record is all that the attempt itself could make
+/// there ([`Attempt::abort`](super::attempt::Attempt)).
+pub(crate) fn blank_decision(bytes: usize) -> Decision {
+    let (code, why) = match bytes {
+        0 => (Code::NoSpace, "the disk is full"),
+        _ => (Code::Fenced, "it was taken for dead, or the disk is full"),
+    };
+    let what = format!("the attempt was given up, and there was no room to say why: {why}");
+    Decision::Abort(Failure::new(code, &what))
+}
+
+/// Whether this is what a decision without words says.
+pub(crate) fn is_blank(failure: &Failure) -> bool {
+    [0, 1].into_iter().any(|bytes| blank_decision(bytes) == Decision::Abort(failure.clone()))
 }
 
 /// Withdraws an attempt. Errors are of the store; then it may be withdrawn in part, which does no harm.

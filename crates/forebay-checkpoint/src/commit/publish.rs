@@ -2,8 +2,8 @@
 //!
 //! The order is what makes it safe. The manifest and the staged `.metadata` are durable before the decision is created,
 //! the decision names the one source that may be published, and the publication checks as late as possible that the
-//! rank has not been fenced off or withdrawn, and that what it replaces has not been put on hold since the save began. After the decision any rank can finish the work: they all publish
-//! the same source, and the store lets one of them.
+//! rank has not been fenced off or withdrawn, and that what it replaces has not been put on hold since the save began.
+//! After the decision any rank can finish the work: they all publish the same source, and the store lets one of them.
 
 use std::collections::HashMap;
 use std::time::Duration;

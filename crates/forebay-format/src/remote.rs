@@ -19,8 +19,8 @@ use crate::torch_zip::buffer;
 const BLOCK_BYTES: u64 = 64 << 10;
 /// Blocks that are kept of one object: 2 MiB; 16 threads at two places each.
 const BLOCKS_MAX: usize = 32;
-/// Blocks that are kept of all objects: 64 MiB, of which the oldest go first, so that a checkpoint of thousands of files
-/// takes no more while it is open.
+/// Blocks that are kept of all objects: 64 MiB, of which the oldest go first, so that a checkpoint of thousands of
+/// files takes no more while it is open.
 const ALL_BLOCKS_MAX: usize = 1024;
 /// Reads from here on are not taken apart.
 const LARGE_BYTES: usize = 128 << 10;

@@ -4,8 +4,8 @@
 //! between, or what `Retry-After` asks for. All requests of a store share a budget, so that a store in trouble is not
 //! buried under retries: one costs [`COST`] tokens, a success gives one back. The layers below never try by themselves,
 //! so that it is known here whether an earlier try may have been carried out (`unsure`): whoever then finds a
-//! precondition failed must look whether it was its own doing. One that was refused for its credentials is repeated once,
-//! if others are to be had ([`renewal`](super::renewal)).
+//! precondition failed must look whether it was its own doing. One that was refused for its credentials is repeated
+//! once, if others are to be had ([`renewal`](super::renewal)).
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};

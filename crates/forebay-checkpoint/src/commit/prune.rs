@@ -50,6 +50,8 @@ pub struct PruneOptions {
 pub struct PruneReport {
     /// Steps that are not commits any more (or would not be), in the order of their commits.
     pub unpublished: Vec<u64>,
+    /// Bytes of each of them; none from [`retire`], which is not told.
+    pub unpublished_bytes: Vec<u64>,
     /// Commits that are on no line that `latest` follows, or damaged: never pruned, for a person to look at.
     pub off_line: Vec<u64>,
     /// Steps that could not be unpublished, and why.
@@ -68,17 +70,21 @@ impl Retention {
     }
 }
 
-/// Removes the commits that neither the retention nor a [pin or hold](Marks) keeps. Dry runs change nothing.
+/// Removes the commits that neither the retention nor a [pin or hold](Marks) keeps, and what a collection would: steps
+/// removed before whose grace time is over among them. Dry runs change nothing.
 ///
 /// Errors: I/O; `invalid_metadata` where a pin cannot be read.
 pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Result<PruneReport> {
+    // What was removed before has waited: it goes first, and not once more through the wait for the others.
+    let collects_first = options.wait && !options.gc.dry_run;
+    let earlier = if collects_first { gc(root, &options.gc)? } else { GcReport::default() };
     let mut keep = Keep::marked(root)?;
     let states = steps(root, Duration::ZERO)?;
     // What is damaged does not count as kept, and stays for a person to look at.
     let line = line::of_listing(root, &states)?.steps;
     let committed = states.iter().filter(|state| state.commit.is_some());
     let off_line = committed.map(|state| state.step).filter(|step| !line.contains(step)).collect();
-    let mut report = PruneReport { off_line, ..PruneReport::default() };
+    let mut report = PruneReport { off_line, gc: earlier, ..PruneReport::default() };
     let doomed = retention.doomed(&line).into_iter().filter(|step| !keep.had(*step));
     let mut commits = Vec::new();
     for step in doomed.collect::<Vec<_>>() {
@@ -92,10 +98,16 @@ pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Resu
         }
     }
     let gone = remove(root, commits, options, &mut keep, &mut report)?;
-    if gone.is_empty() {
+    if gone.is_empty() && !collects_first {
         report.gc = gc(root, &options.gc)?;
     }
+    let bytes = |step: &u64| states.iter().find(|state| state.step == *step).map_or(0, bytes_of);
+    report.unpublished_bytes = report.unpublished.iter().map(bytes).collect();
     Ok(report)
+}
+
+fn bytes_of(state: &StepState) -> u64 {
+    state.commit.as_ref().map_or(0, |commit| commit.bytes)
 }
 
 /// Removes these commits, whatever retention says: for callers that have decided by rules of their own. What is held is

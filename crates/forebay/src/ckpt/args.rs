@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use forebay_checkpoint::export::Rename;
 
 use super::audit::AuditArgs;
@@ -73,12 +73,21 @@ if their bits are.
 
 Exit codes: 0 equal; 1 different, or the data or the system is at fault; 2 wrong usage.";
 
-const REMOVE: &str = "\
+const PRUNE: &str = "\
 ROOT is the folder that holds the steps. Only what Forebay wrote is removed, never the newest
 commit, and nothing that a restore is reading. Links to folders are no steps, and nothing is
-removed through them. Data of a pruned step go when the grace time is over: with --wait in the
-same call, else by a later prune or gc. It is for readers that take no leases, other programs
-among them, so it is 900 s here; `Checkpointer`, which prunes between saves, takes 60 s.
+removed through them. A pruned step is no commit any more (`unpublished`): nothing finds it. Its
+data go when the grace time is over: with --wait in the same call, else by a later prune or gc.
+It is for readers that take no leases, other programs among them, so it is 900 s here;
+`Checkpointer`, which prunes between saves, takes 60 s.
+
+Exit codes: 0 done; 1 something could not be removed, or the system is at fault; 2 wrong usage.";
+
+const GC: &str = "\
+Only what Forebay wrote is removed, no commit, and nothing that a restore is reading: what is left
+of saves that did not end, and of steps that were replaced or pruned longer ago than the grace
+time. Links to folders are no steps, and nothing is removed through them. The grace time is for
+saves that are slow, and readers that take no leases, other programs among them.
 
 Exit codes: 0 done; 1 something could not be removed, or the system is at fault; 2 wrong usage.";
 
@@ -233,17 +242,19 @@ pub(crate) struct DiffArgs {
 
 /// `forebay ckpt prune`
 #[derive(Debug, Args)]
-#[command(after_help = REMOVE)]
+#[command(after_help = PRUNE)]
+#[command(group = ArgGroup::new("rules").required(true).multiple(true))]
 pub(crate) struct PruneArgs {
     /// The folder that holds the steps
     #[arg(value_name = "ROOT")]
     pub(crate) root: PathBuf,
     /// Keep the last so many commits, in the order they were made [default: 1, with --keep-every]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..),
-          required_unless_present = "keep_every")]
+          group = "rules")]
     pub(crate) keep_last: Option<u32>,
     /// And every step that this divides
-    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u64).range(1..),
+          group = "rules")]
     pub(crate) keep_every: Option<u64>,
     /// And this step. May be repeated
     #[arg(long, value_name = "S")]
@@ -261,7 +272,7 @@ pub(crate) struct PruneArgs {
 
 /// `forebay ckpt gc`
 #[derive(Debug, Args)]
-#[command(after_help = REMOVE)]
+#[command(after_help = GC)]
 pub(crate) struct GcArgs {
     /// The folder that holds the steps, or one that is a checkpoint by itself
     #[arg(value_name = "ROOT")]

@@ -1,9 +1,9 @@
 //! `forebay ckpt prune` and `forebay ckpt gc`: what both remove, and how they tell it.
 //!
-//! JSON: `{"dry_run", "unpublished": [step], "off_line": [step], "removed": [{"file", "bytes"}], "removed_bytes",
-//! "kept": [{"folder", "attempt", "why"}], "failed": [{"what", "code", "text"}]}`; the first two lists of `prune`
-//! alone. `unpublished` are steps that are no commits any more, whose data go when the grace time is over. `off_line`
-//! are commits of a life of the job that was left behind: they are never pruned.
+//! JSON: `{"dry_run", "unpublished": [step], "unpublished_bytes", "off_line": [step], "removed": [{"file", "bytes"}],
+//! "removed_bytes", "kept": [{"folder", "attempt", "why"}], "failed": [{"what", "code", "text"}]}`; what comes before
+//! `removed` of `prune` alone. `unpublished` are steps that are no commits any more (or would not be), whose data, so
+//! many bytes, go when the grace time is over. `off_line` are commits of a life of the job that was left behind: they are never pruned.
 
 use std::time::Duration;
 
@@ -23,6 +23,11 @@ struct Report {
     dry_run: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     unpublished: Option<Vec<u64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unpublished_bytes: Option<u64>,
+    /// Of each of `unpublished`.
+    #[serde(skip)]
+    sizes: Vec<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     off_line: Option<Vec<u64>>,
     removed: Vec<Removed>,
@@ -63,7 +68,11 @@ pub(super) fn prune(args: &PruneArgs, console: &Console) -> Result<Outcome> {
     let report = retire(&root, &retention, &options)?;
     let failed = report.failed.into_iter().map(|(step, error)| (format!("step {step}"), error));
     let failed = failed.collect();
-    let steps = (report.unpublished, report.off_line);
+    let steps = Steps {
+        unpublished: report.unpublished,
+        sizes: report.unpublished_bytes,
+        off_line: report.off_line,
+    };
     tell(args.dry_run, Some(steps), report.gc, failed, console)
 }
 
@@ -78,9 +87,16 @@ fn options(grace: u64, dry_run: bool) -> GcOptions {
     GcOptions { grace: Duration::from_secs(grace), dry_run, ..GcOptions::default() }
 }
 
+/// What `prune` says of steps.
+struct Steps {
+    unpublished: Vec<u64>,
+    sizes: Vec<u64>,
+    off_line: Vec<u64>,
+}
+
 fn tell(
     dry_run: bool,
-    steps: Option<(Vec<u64>, Vec<u64>)>,
+    steps: Option<Steps>,
     gc: GcReport,
     mut failed: Vec<(String, Error)>,
     console: &Console,
@@ -90,11 +106,18 @@ fn tell(
     for (_, error) in &failed {
         console.error(error);
     }
-    let (unpublished, off_line) = steps.unzip();
+    let unpublished_bytes = steps.as_ref().map(|steps| steps.sizes.iter().sum());
+    let (mut unpublished, mut sizes, mut off_line) = (None, Vec::new(), None);
+    if let Some(steps) = steps {
+        (unpublished, sizes) = (Some(steps.unpublished), steps.sizes);
+        off_line = Some(steps.off_line);
+    }
     let kept = gc.kept.into_iter();
     let report = Report {
         dry_run,
         unpublished,
+        unpublished_bytes,
+        sizes,
         off_line,
         removed: gc.removed.into_iter().map(|(file, bytes)| Removed { file, bytes }).collect(),
         removed_bytes,
@@ -122,8 +145,8 @@ fn tell(
 
 fn print(out: &mut dyn std::io::Write, report: &Report) -> std::io::Result<()> {
     let would = if report.dry_run { "would be " } else { "" };
-    for step in report.unpublished.iter().flatten() {
-        writeln!(out, "step {step}: {would}pruned")?;
+    for (step, bytes) in report.unpublished.iter().flatten().zip(&report.sizes) {
+        writeln!(out, "step {step}: {would}pruned, {}", decimal(*bytes))?;
     }
     for step in report.off_line.iter().flatten() {
         writeln!(out, "step {step}: stays: it is on no line that the newest step goes back to")?;

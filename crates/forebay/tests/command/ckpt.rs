@@ -199,6 +199,9 @@ fn prune_keeps_what_it_is_told_to_and_dry_runs_change_nothing() {
     let args = ["prune", "--keep-last", "1", "--pin", "100", "--grace", "0"];
     let dry = ckpt(&[&args[..], &["--dry-run"]].concat(), folder.path());
     assert_eq!((&dry["dry_run"], &dry["unpublished"]), (&json!(true), &json!([200])));
+    assert!(dry["unpublished_bytes"].as_u64().unwrap() > 100, "{dry}");
+    let said = run(&["ckpt", "prune", text(folder.path()), "--keep-every", "300", "--dry-run"]);
+    assert!(stdout(&said).contains("step 200: would be pruned, "), "{}", stdout(&said));
     assert_eq!(tree(folder.path()), before);
     let pruned = ckpt(&[&args[..], &["--wait"]].concat(), folder.path());
     assert_eq!((&pruned["dry_run"], &pruned["unpublished"]), (&json!(false), &json!([200])));
@@ -218,6 +221,11 @@ fn prune_keeps_what_it_is_told_to_and_dry_runs_change_nothing() {
     assert_eq!(every["unpublished"], json!([]));
     let output = run(&["ckpt", "prune", text(folder.path()), "--keep-last", "0"]);
     assert_eq!(output.status.code(), Some(2));
+    let output = run(&["ckpt", "prune", text(folder.path())]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = stderr(&output);
+    assert!(said.contains("--keep-last <N>|--keep-every <K>"), "{said}");
+    assert!(!stdout(&run(&["ckpt", "gc", "--help"])).contains("--wait"));
 }
 
 #[test]

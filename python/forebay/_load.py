@@ -17,7 +17,7 @@ from forebay._options import Options, engine
 from forebay._options import parse as parse_options
 from forebay._places import Place
 from forebay._places import parse as parse_place
-from forebay._report import Report, merged, remember
+from forebay._report import Report, merged, remember, unverified
 from forebay._select import Names, ShardChoice, Slices, places_of, regions_of
 from forebay._transfer import Layout, Want, fill_new, start, stream
 
@@ -330,10 +330,16 @@ class _Load:
             verified.append(f"{count} files had the same size and times after reading as before")
         if self.expected:
             verified.append(f"SHA-256 of {len(self.expected)} files is the one expected")
+        compared = report["verified_gpu_bytes"] + report["verified_cpu_bytes"]
+        if compared:
+            verified.append(f"checksums (CRC-32) of {compared} bytes, as they were read")
         unchecked = len(files) - len(self.expected)
         report["verified"] = verified
         report["not_verified"] = []
-        if unchecked:
+        if unchecked and report["format"].startswith("safetensors"):
             line = f"contents of {unchecked} files: safetensors has no checksums, see expect_sha256"
+            report["not_verified"].append(line)
+        elif unchecked and report["unverified_bytes"]:
+            line = unverified(report["format"], report["unverified_bytes"])
             report["not_verified"].append(line)
         return report

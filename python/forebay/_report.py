@@ -10,7 +10,15 @@ _local = threading.local()
 Report = dict[str, Any]
 
 #: Numbers that add up over the parts of one load.
-_SUMS = ("bytes", "read_bytes", "seconds", "cpu_seconds", "verified_gpu_bytes", "verified_cpu_bytes")
+_SUMS = (
+    "bytes",
+    "read_bytes",
+    "seconds",
+    "cpu_seconds",
+    "verified_gpu_bytes",
+    "verified_cpu_bytes",
+    "unverified_bytes",
+)
 _PEAKS = (
     "threads",
     "arena_limit_bytes",
@@ -32,7 +40,7 @@ def last_report() -> Report | None:
     - `cpu_seconds`, `threads`: of the worker threads.
     - `paths`: for each path its `bytes`, `pieces` and `reasons`. `refusals`: what was refused and what was done instead.
     - `verified_gpu_bytes`, `verified_cpu_bytes`: of blocks with checksums that were right, compared by the GPU in its
-      memory and by the CPU on their way.
+      memory and by the CPU on their way. `unverified_bytes`: payload that there was nothing to compare with.
     - `arena_limit_bytes`, `arena_touched_bytes`, `arena_peak_bytes`: the pinned staging memory.
       `registered_peak_bytes`, `registered_limit_bytes`: page cache registered with the GPU. Peaks are those of the
       engine, which is kept between loads. `registered_left_bytes` were still registered when the load returned: their
@@ -46,6 +54,16 @@ def last_report() -> Report | None:
 def remember(report: Report) -> None:
     """Makes `report` the last one of this thread."""
     _local.report = report
+
+
+def unverified(format_name: str, count: int) -> str:
+    """Why so many bytes of a format could not be compared with anything."""
+    if format_name.startswith("safetensors"):
+        return f"{count} bytes: safetensors has no checksums"
+    return (
+        f"{count} bytes: they are parts of records that were not read whole, and the checksum (CRC-32) that the "
+        "archive has of a record is of all of it"
+    )
 
 
 def merged(parts: list[Report]) -> Report:

@@ -79,6 +79,11 @@ impl Engine {
             if !in_order {
                 return Err(Error::new(Code::Internal, "targets are not in reading order"));
             }
+            let name = |want: &Wanted| {
+                let tensor = model.catalog.tensors.get(want.tensor);
+                tensor.map_or_else(String::new, |tensor| tensor.name.clone())
+            };
+            let plan = plan.with_names(order.iter().map(name).collect());
             let needs = plan.needs();
             let sources = forebay_engine::sources_of(&model.files)?;
             let session = engine.start(plan, sources, options)?;

@@ -24,6 +24,7 @@ pub(crate) fn to_dict<'py>(py: Python<'py>, report: &Report) -> PyResult<Bound<'
     dict.set_item("paths", paths)?;
     dict.set_item("verified_gpu_bytes", report.verified_gpu_bytes)?;
     dict.set_item("verified_cpu_bytes", report.verified_cpu_bytes)?;
+    dict.set_item("unverified_bytes", report.unverified_bytes)?;
     dict.set_item("refusals", PyList::new(py, &report.refusals)?)?;
     dict.set_item("arena_limit_bytes", report.arena.size_bytes)?;
     dict.set_item("arena_touched_bytes", report.arena.touched_bytes)?;

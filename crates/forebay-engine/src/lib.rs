@@ -15,6 +15,7 @@ mod paths;
 mod plan;
 mod pump;
 mod queue;
+mod records;
 mod report;
 mod route;
 mod select;

@@ -18,6 +18,8 @@ use std::ops::Range;
 
 use forebay_error::{Code, Error, Result};
 
+use crate::records;
+
 /// The widest gap that is read through. One more request costs about 3 us of CPU and queue time (page cache: 0.7 us
 /// for the call, 2.8 us for the extra copy to the GPU), and 3 us of copying at 5 GB/s are 15 KB.
 pub const GAP_BYTES: u64 = 16 << 10;
@@ -58,7 +60,7 @@ impl Move {
     }
 
     /// End of the last run in the object.
-    fn end_in_object(&self) -> u64 {
+    pub(crate) fn end_in_object(&self) -> u64 {
         if self.rows == 0 {
             self.from
         } else {
@@ -108,7 +110,7 @@ pub struct Check {
     pub object: u32,
     /// Where it starts there, in bytes.
     pub offset: u64,
-    /// Its bytes; at most those of a piece.
+    /// Its bytes; of a block at most those of a piece.
     pub len: u64,
     /// CRC-32 ([`forebay_format::crc`]) of them.
     pub crc: u32,
@@ -133,6 +135,10 @@ pub struct Plan {
     /// Which of them are each check's: none for a block that arrives in parts, with gaps, or not all of it; several for
     /// one that several targets want, all of them the whole of it.
     pub(crate) landed: Vec<Range<usize>>,
+    /// Records whose blocks `checks` are, where those have no checksums of their own: [`crate::records`].
+    pub(crate) records: Vec<Check>,
+    /// What it was cut by.
+    pub(crate) piece_bytes: u64,
     pub(crate) bytes: u64,
     pub(crate) read_bytes: u64,
     pub(crate) checked_bytes: u64,
@@ -163,28 +169,56 @@ impl Plan {
     /// Errors: as [`Self::build`]; `internal` for blocks that overlap, are larger than a piece, or leave a wanted
     /// byte out.
     pub fn build_checked(
-        mut moves: Vec<Move>,
+        moves: Vec<Move>,
         target_bytes: Vec<u64>,
         piece_bytes: u64,
         batches: &[u32],
-        mut blocks: Vec<Check>,
+        blocks: Vec<Check>,
+    ) -> Result<Self> {
+        let (moves, blocks) = (sorted(moves, &target_bytes)?, Checked::Blocks(blocks));
+        Self::cut(moves, target_bytes, piece_bytes, batches, blocks)
+    }
+
+    /// As [`Self::build`], for objects of which stretches of any length have checksums (`records`, which do not
+    /// overlap): those that are wanted as wholes are checked before the last piece of each goes to its target.
+    ///
+    /// Errors: as [`Self::build`].
+    pub fn build_recorded(
+        moves: Vec<Move>,
+        target_bytes: Vec<u64>,
+        piece_bytes: u64,
+        batches: &[u32],
+        records: Vec<Check>,
+    ) -> Result<Self> {
+        let moves = sorted(moves, &target_bytes)?;
+        let records = Checked::Records(records::covered(records, &moves));
+        Self::cut(moves, target_bytes, piece_bytes, batches, records)
+    }
+
+    fn cut(
+        moves: Vec<Move>,
+        target_bytes: Vec<u64>,
+        piece_bytes: u64,
+        batches: &[u32],
+        checked: Checked,
     ) -> Result<Self> {
         if !piece_bytes.is_power_of_two() || piece_bytes < 64 << 10 {
             let text = format!("piece size {piece_bytes} is not a power of two of 64 KiB or more");
             return Err(Error::new(Code::Usage, text));
         }
-        moves.retain(|part| part.run > 0 && part.rows > 0);
-        for part in &moves {
-            check_move(part, &target_bytes)?;
-        }
-        moves.sort_by_key(|part| (part.object, part.from));
+        let (mut blocks, records) = match checked {
+            Checked::Blocks(blocks) => (blocks, Vec::new()),
+            Checked::Records(records) => (records::blocks(&records, piece_bytes), records),
+        };
         blocks.retain(|block| block.len > 0);
         blocks.sort_by_key(|block| (block.object, block.offset));
         check_blocks(&blocks, piece_bytes)?;
-        let is_checked =
-            |part: &Move| blocks.binary_search_by_key(&part.object, |block| block.object).is_ok();
+        let is_checked = |part: &Move| match records.is_empty() {
+            true => blocks.binary_search_by_key(&part.object, |block| block.object).is_ok(),
+            false => records::holds(&records, part),
+        };
         let (checked, plain): (Vec<Move>, Vec<Move>) = moves.into_iter().partition(is_checked);
-        let plan = Self { target_bytes, ..Self::default() };
+        let plan = Self { target_bytes, records, piece_bytes, ..Self::default() };
         let mut builder = Builder { plan, piece_bytes, batches };
         for part in plain {
             builder.add(part);
@@ -237,6 +271,12 @@ impl Plan {
         needs
     }
 
+    /// Payload bytes that nothing is compared with.
+    pub fn unchecked_bytes(&self) -> u64 {
+        let unchecked = self.pieces.iter().filter(|piece| piece.checks.is_empty());
+        unchecked.map(|piece| piece.bytes).sum()
+    }
+
     /// Gives targets names, by index, for messages.
     #[must_use]
     pub fn with_names(mut self, names: Vec<String>) -> Self {
@@ -271,6 +311,24 @@ impl Plan {
     pub fn read_bytes(&self) -> u64 {
         self.read_bytes
     }
+}
+
+/// What checksums are of.
+enum Checked {
+    /// Of blocks that fit into pieces, and cover all that is wanted of their objects.
+    Blocks(Vec<Check>),
+    /// Of records, all of which is wanted.
+    Records(Vec<Check>),
+}
+
+/// Moves that fit their targets, in the order of the objects.
+fn sorted(mut moves: Vec<Move>, target_bytes: &[u64]) -> Result<Vec<Move>> {
+    moves.retain(|part| part.run > 0 && part.rows > 0);
+    for part in &moves {
+        check_move(part, target_bytes)?;
+    }
+    moves.sort_by_key(|part| (part.object, part.from));
+    Ok(moves)
 }
 
 fn check_blocks(blocks: &[Check], piece_bytes: u64) -> Result<()> {

@@ -78,6 +78,8 @@ pub struct Report {
     pub verified_gpu_bytes: u64,
     /// Bytes whose checksums the CPU compared on their way; whole blocks.
     pub verified_cpu_bytes: u64,
+    /// Payload bytes that there was nothing to compare with: without a checksum, or parts of what has one as a whole.
+    pub unverified_bytes: u64,
     /// What was refused, by whom, and what was done instead.
     pub refusals: Vec<String>,
     /// The arena.

@@ -28,6 +28,8 @@ pub struct Selection {
     pub bytes: Vec<u64>,
     moves: Vec<Move>,
     checks: Vec<Check>,
+    /// Whether those are of blocks, or of whole records.
+    has_blocks: bool,
 }
 
 impl Selection {
@@ -51,8 +53,8 @@ impl Selection {
         for (target, want) in wanted.iter().enumerate() {
             bytes.push(add_moves(catalog, want, target as u32, &mut moves)?);
         }
-        let checks = if catalog.has_blocks { checks_of(catalog) } else { Vec::new() };
-        Ok(Self { wanted, bytes, moves, checks })
+        let (checks, has_blocks) = (checks_of(catalog), catalog.has_blocks);
+        Ok(Self { wanted, bytes, moves, checks, has_blocks })
     }
 
     /// Every tensor whole.
@@ -61,15 +63,15 @@ impl Selection {
         Self::new(catalog, all.collect())
     }
 
-    /// Without its checksums: nothing is compared with them. For measurements of what that costs alone.
+    /// Without its checksums: nothing is compared with them. For measurements of what that costs, and for callers that
+    /// compare those of records themselves.
     pub fn unchecked(self) -> Self {
         Self { checks: Vec::new(), ..self }
     }
 
     /// The plan, cut in pieces of `piece_bytes`.
     pub fn plan(self, piece_bytes: u64) -> Result<(Vec<Wanted>, Plan)> {
-        let plan = Plan::build_checked(self.moves, self.bytes, piece_bytes, &[], self.checks)?;
-        Ok((self.wanted, plan))
+        self.cut(piece_bytes, &[])
     }
 
     /// The plan for a load in batches of neighbouring targets, each of at most `batch_bytes` or of one target: a batch
@@ -88,8 +90,12 @@ impl Selection {
             }
             held = held.saturating_add(bytes);
         }
-        let (moves, checks) = (self.moves, self.checks);
-        let plan = Plan::build_checked(moves, self.bytes, piece_bytes, &starts, checks)?;
+        self.cut(piece_bytes, &starts)
+    }
+
+    fn cut(self, piece_bytes: u64, batches: &[u32]) -> Result<(Vec<Wanted>, Plan)> {
+        let build = if self.has_blocks { Plan::build_checked } else { Plan::build_recorded };
+        let plan = build(self.moves, self.bytes, piece_bytes, batches, self.checks)?;
         Ok((self.wanted, plan))
     }
 }

@@ -259,6 +259,7 @@ impl Session {
             paths: shared.tally.shares(),
             verified_gpu_bytes,
             verified_cpu_bytes,
+            unverified_bytes: shared.plan.unchecked_bytes(),
             refusals: shared.tally.refusals(),
             arena: shared.engine.arena_stats(),
             registered_peak_bytes: shared.registered_peak(),

@@ -13,6 +13,7 @@ use crate::engine::Engine;
 use crate::options::LoadOptions;
 use crate::plan::{Piece, Plan};
 use crate::queue::Queue;
+use crate::records::Found;
 use crate::report::{Path, Tally};
 use crate::route::Route;
 use crate::slots::Slots;
@@ -30,6 +31,7 @@ pub(crate) struct Shared {
     pub(crate) slots: Slots,
     pub(crate) tally: Tally,
     pub(crate) checks: Checks,
+    pub(crate) records: Found,
     /// Address of each target; 0 until provided.
     addresses: Vec<AtomicU64>,
     /// Payload bytes that each target still lacks.
@@ -96,6 +98,7 @@ impl Shared {
             slots: Slots::new(slot_limit),
             tally,
             checks,
+            records: Found::new(&plan),
             addresses: plan.target_bytes().iter().map(|_| AtomicU64::new(0)).collect(),
             lacking: lacking.into_iter().map(AtomicU64::new).collect(),
             plan,

@@ -142,8 +142,15 @@ pub(crate) fn verify(shared: &Shared, check: &Check, bytes: &[u8]) -> Result<()>
     compare(shared, check, forebay_format::crc::crc32(bytes))
 }
 
-/// Fails with `checksum` unless this is the one of what was written.
+/// Fails with `checksum` unless this is the one of what was written: of a block of a record, once all of it is known.
 pub(crate) fn compare(shared: &Shared, check: &Check, found: u32) -> Result<()> {
+    match shared.records.of(&shared.plan, check, found)? {
+        Some((check, found)) => judge(shared, &check, found),
+        None => Ok(()),
+    }
+}
+
+fn judge(shared: &Shared, check: &Check, found: u32) -> Result<()> {
     if found == check.crc {
         return Ok(());
     }

@@ -47,7 +47,11 @@ pub(crate) fn run(args: &LoadArgs, console: &Console) -> Result<()> {
     let mut warnings = model.catalog.warnings.clone();
     let device = open_device(args.device.as_deref())?;
     let (engine, options) = configure(&args.engine, &device);
-    let selection = Selection::new(&model.catalog, choice.wanted)?;
+    let mut selection = Selection::new(&model.catalog, choice.wanted)?;
+    if !model.catalog.has_blocks {
+        // Those of whole records get a second look, which covers slices too.
+        selection = selection.unchecked();
+    }
     let (wanted, plan) = selection.plan(engine.config().piece_bytes)?;
     warnings.extend(memory_warning(&device, plan.bytes()));
     for warning in &warnings {

@@ -18,13 +18,14 @@ class RestoreReport:
         bytes: of tensors that this rank filled.
         read_bytes: what it read from storage for that, and for other ranks of its host.
         shared_bytes: what it took from memory that the ranks of its host share: read once for all of them.
+        unverified_bytes: of what it read, those that there was no checksum to compare with; `warnings` says why.
         seconds: of the whole call.
         per_rank_saved_by: ranks that saved values of their own (`per_rank=`), and the names of those.
         per_rank_left: ranks whose own values no rank of this job restored.
         per_rank_restored: names of own values that this rank got back; empty where none were asked for, or it saved none.
         origin: who wrote the checkpoint: "forebay", "dcp" (torch) or "safetensors_shards" (torch's Hugging Face writer).
         warnings: what went otherwise than one might think; also warned of (`warnings.warn`), what concerns all ranks by
-            rank 0.
+            rank 0. What was accepted of a foreign checkpoint, and bytes of it without a checksum, are told here alone.
         transfers: one report for each part of the reading, as `forebay.last_report` has them.
     """
 
@@ -34,6 +35,7 @@ class RestoreReport:
     bytes: int = 0
     read_bytes: int = 0
     shared_bytes: int = 0
+    unverified_bytes: int = 0
     seconds: float = 0.0
     per_rank_saved_by: dict[int, tuple[str, ...]] = field(default_factory=dict)
     per_rank_left: list[int] = field(default_factory=list)

@@ -32,6 +32,7 @@ from forebay._ckpt.restorereport import RestoreReport
 from forebay._ckpt.settings import Progress
 from forebay._ckpt.targets import Contents, Targets, match, nested_value, unexpected
 from forebay._errors import DataError, Error, make, quoted, usage
+from forebay._report import unverified
 
 _SHOWN = 8
 
@@ -259,6 +260,10 @@ class _Work:
         if self.own is not None:
             self._compare_ties(filling, self.own.targets)
         self.report.read_bytes = sum(int(one["read_bytes"]) for one in self.report.transfers)
+        rest = sum(int(one["unverified_bytes"]) for one in self.report.transfers)
+        self.report.unverified_bytes = rest
+        if rest:
+            self.report.warnings.append(f"not verified: {unverified(self.report.origin, rest)}")
         self._read_objects(self.flat, self.targets)
         if self.own is not None:
             self._read_objects(self.own.flat, self.own.targets)

@@ -142,7 +142,8 @@ class Reader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Reads what the plan lists; every byte that has a checksum is compared with it."""
+        """Reads what the plan lists; every byte that has a checksum is compared with it: of torch's
+        checkpoints those of items that are read whole."""
         if self._stock is not None:
             vetted: Any = _Vetting(planner) if self.weights_only else planner
             return self._stock.read_data(plan, vetted)

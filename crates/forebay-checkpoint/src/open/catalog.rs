@@ -283,6 +283,7 @@ impl Parts {
             }
             Elements::Item(item) if item.decoded.is_some() => {
                 let file = self.push(file);
+                self.checks.extend(decoded(&item, file));
                 Piece { region, file, offset: 0, strides: None }
             }
             Elements::Item(item) => {
@@ -328,6 +329,12 @@ fn blocks(place: &DataPlace, file: usize) -> impl Iterator<Item = Check> {
 fn check(item: &TensorItem, file: usize) -> Check {
     let record = item.record;
     Check { file, offset: record.offset, bytes: record.bytes, crc: record.crc }
+}
+
+/// The checksum of what was decoded into memory, where that is the record as it was.
+fn decoded(item: &TensorItem, file: usize) -> Option<Check> {
+    let is_record = item.view.is_row_major() && item.view.bytes() == item.record.bytes;
+    is_record.then(|| Check { offset: 0, ..check(item, file) })
 }
 
 /// Sets file and offset of a tensor to those of its first piece; one piece that is all of it is a plain run.

@@ -78,8 +78,12 @@ impl Loader {
         order.sort_by_key(place);
         let wanted = order.iter().filter_map(|&at| wanted.get(at).cloned()).collect();
         wants = order.iter().filter_map(|&at| wants.get(at).cloned()).collect();
-        let (_, plan) =
-            Selection::new(&model.catalog, wanted)?.plan(self.engine.config().piece_bytes)?;
+        let mut selection = Selection::new(&model.catalog, wanted)?;
+        if !model.catalog.has_blocks {
+            // Records may lie in many boxes: they are compared below, each once.
+            selection = selection.unchecked();
+        }
+        let (_, plan) = selection.plan(self.engine.config().piece_bytes)?;
         let (parts, bytes) = place_parts(wants);
         if bytes > self.pool.slot_bytes() as u64 {
             let what = format!("a box of {bytes} bytes cannot be cut into smaller ones");

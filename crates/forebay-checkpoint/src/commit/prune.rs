@@ -75,16 +75,13 @@ impl Retention {
 ///
 /// Errors: I/O; `invalid_metadata` where a pin cannot be read.
 pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Result<PruneReport> {
-    // What was removed before has waited: it goes first, and not once more through the wait for the others.
-    let collects_first = options.wait && !options.gc.dry_run;
-    let earlier = if collects_first { gc(root, &options.gc)? } else { GcReport::default() };
     let mut keep = Keep::marked(root)?;
     let states = steps(root, Duration::ZERO)?;
     // What is damaged does not count as kept, and stays for a person to look at.
     let line = line::of_listing(root, &states)?.steps;
     let committed = states.iter().filter(|state| state.commit.is_some());
     let off_line = committed.map(|state| state.step).filter(|step| !line.contains(step)).collect();
-    let mut report = PruneReport { off_line, gc: earlier, ..PruneReport::default() };
+    let mut report = PruneReport { off_line, ..PruneReport::default() };
     let doomed = retention.doomed(&line).into_iter().filter(|step| !keep.had(*step));
     let mut commits = Vec::new();
     for step in doomed.collect::<Vec<_>>() {
@@ -96,6 +93,11 @@ pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Resu
                 report.failed.push((step, error.hint("remove its folder by hand")));
             }
         }
+    }
+    // What was removed before has waited: it goes first, and not once more through the wait for the others.
+    let collects_first = options.wait && !options.gc.dry_run;
+    if collects_first {
+        report.gc = gc(root, &options.gc)?;
     }
     let gone = remove(root, commits, options, &mut keep, &mut report)?;
     if gone.is_empty() && !collects_first {

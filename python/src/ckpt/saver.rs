@@ -382,6 +382,7 @@ pub(crate) fn commit_parts(
         let facts = Facts { attempt, info, place: root.store.name(), paths };
         let policy = Policy { overwrite, ..Policy::default() };
         let mut attempt = commit::Attempt::begin(&root, &policy, None, spec)?;
+        attempt.writes_for(parts.len() as u32);
         if let Err(error) = attempt.publish_part(&[]) {
             return Err(attempt.fail(error));
         }

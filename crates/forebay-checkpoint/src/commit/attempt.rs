@@ -53,6 +53,8 @@ pub struct Attempt {
     pub(crate) policy: Policy,
     pub(crate) hints: Option<Arc<dyn Hints>>,
     pub(crate) begin: Begin,
+    /// How many ranks the record of the commit tells of.
+    pub(crate) writers: u32,
     /// Whether somebody else uses this attempt and rank.
     foreign: bool,
     pub(crate) rooms: Rooms,
@@ -110,6 +112,7 @@ impl Attempt {
             policy: policy.clone(),
             hints,
             begin,
+            writers: spec.world,
             foreign: false,
             rooms: Rooms::default(),
             own_part: None,
@@ -126,6 +129,11 @@ impl Attempt {
             Err(error) if attempt.foreign => Err(error),
             Err(error) => Err(attempt.fail(error)),
         }
+    }
+
+    /// Says that so many ranks wrote what this one commits for all of them, with nobody beside it in the attempt.
+    pub fn writes_for(&mut self, ranks: u32) {
+        self.writers = ranks;
     }
 
     fn set_out(&mut self) -> Result<()> {

@@ -230,6 +230,10 @@ impl Census {
             return AttemptStatus::Removed;
         }
         let outcome = self.layout.record(attempt, "outcome");
+        // A single rank leaves no outcome; its source is gone once it was published.
+        let published = self.records(attempt).all(|name| rank_of(name, "metadata").is_none());
+        // Where there is no `.metadata`, the source may just be on its way there.
+        let replaced = published && self.metadata.is_some();
         match root.decision(&self.layout, attempt) {
             Ok(Some(Decision::Abort(failure))) => {
                 AttemptStatus::Failed(failure.to_error().to_string())
@@ -239,14 +243,11 @@ impl Census {
                 Ok(Some(Outcome::Failed(failure))) => {
                     AttemptStatus::Failed(failure.to_error().to_string())
                 }
-                _ if alive => AttemptStatus::Pending,
-                // A single rank leaves no outcome; its source is gone once it was published.
-                _ if self.records(attempt).all(|name| rank_of(name, "metadata").is_none()) => {
-                    match self.is_cleaned_up(attempt) {
-                        true => self.gone(root, attempt),
-                        false => AttemptStatus::Replaced,
-                    }
-                }
+                _ if alive && !replaced => AttemptStatus::Pending,
+                _ if published => match self.is_cleaned_up(attempt) {
+                    true => self.gone(root, attempt),
+                    false => AttemptStatus::Replaced,
+                },
                 _ => AttemptStatus::Dead,
             },
             _ if alive => AttemptStatus::Pending,

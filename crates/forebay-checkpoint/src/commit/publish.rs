@@ -70,7 +70,7 @@ impl Attempt {
             attempt: self.begin.attempt.clone(),
             step: self.spec.step,
             by: self.spec.rank,
-            world: self.spec.world,
+            world: self.writers,
             structure: self.begin.structure.clone(),
             epoch: self.spec.epoch,
             parent: self.spec.parent,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_checkpoint::commit::{
-    AttemptStatus, Clock, GcOptions, PruneOptions, READ_LEASE, ReadLease, Retention, Root, RunId,
-    State, claim, gc, latest, prune, require, steps,
+    Attempt, AttemptStatus, Clock, GcOptions, PruneOptions, READ_LEASE, ReadLease, Retention, Root,
+    RunId, State, claim, gc, latest, prune, require, steps,
 };
 use forebay_error::{Code, Result};
 use forebay_store::fault::{Fault, FaultStore, Plan};
@@ -246,6 +246,41 @@ fn the_listing_tells_committed_pending_dead_and_failed_apart() {
         assert!(store.get(key, 1 << 20).unwrap().is_some(), "{key}");
     }
     assert_eq!(steps(&root, HOUR).unwrap().len(), 3);
+}
+
+#[test]
+fn a_commit_that_was_just_replaced_is_not_under_way() {
+    let (_, _, root) = with_steps(1);
+    let mut next = Attempt::begin(&root, &policy(), None, spec(1, attempt(1, 9), 0, 1)).unwrap();
+    next.writes_for(8);
+    write(&mut next, attempt(1, 9), 0).unwrap();
+    let seen = || steps(&root, HOUR).unwrap().remove(0);
+    assert_eq!(seen().attempts[0].status, AttemptStatus::Pending);
+    next.wait_or_commit(&mut |gathered| Ok(assemble(attempt(1, 9), gathered))).unwrap();
+    let now = seen();
+    assert_eq!((now.commit.as_ref().unwrap().world, now.ranks()), (8, 8));
+    assert_eq!(now.attempts[0].attempt, attempt(1, 1));
+    assert_eq!(now.attempts[0].status, AttemptStatus::Replaced);
+}
+
+#[test]
+fn a_prune_that_waits_takes_what_was_removed_before_as_well() {
+    let (store, sim, root) = with_steps(4);
+    let now = PruneOptions { wait: false, ..waiting() };
+    let report = prune(&root, &keep_last(3), &now).unwrap();
+    assert_eq!(report.unpublished, [1]);
+    assert!(report.unpublished_bytes[0] > 0 && report.gc.removed.is_empty(), "{report:?}");
+    sim.advance(HOUR);
+    let dry = PruneOptions { gc: GcOptions { dry_run: true, ..waiting().gc }, ..waiting() };
+    let report = prune(&root, &keep_last(2), &dry).unwrap();
+    assert_eq!((report.unpublished, report.unpublished_bytes.len()), (vec![2], 1));
+    let report = prune(&root, &keep_last(2), &waiting()).unwrap();
+    assert_eq!(report.unpublished, [2]);
+    for step in ["step-1/", "step-2/"] {
+        let data = |key: &str| key.starts_with(step) && key.ends_with(".distcp");
+        assert!(report.gc.removed.iter().any(|(key, _)| data(key)), "{step}: {report:?}");
+        assert_eq!(store.list(step, 100).unwrap().iter().filter(|one| data(&one.key)).count(), 0);
+    }
 }
 
 #[test]

@@ -86,8 +86,15 @@ impl PosixStore {
     }
 
     fn no_room(&self, key: &str, bytes: u64, errno: Option<Errno>) -> Error {
-        let what = format!("no space left: {bytes} bytes are needed, {}", self.root.free_text());
-        let error = Error::new(Code::NoSpace, what).at(self.place(key));
+        let error = match errno {
+            Some(Errno::FBIG) => self.root.too_large(format!("{bytes} bytes are needed")),
+            _ => {
+                let free = self.root.free_text();
+                let what = format!("no space left: {bytes} bytes are needed, {free}");
+                Error::new(Code::NoSpace, what)
+            }
+        };
+        let error = error.at(self.place(key));
         match errno {
             Some(errno) => error.with_source(io::Error::from(errno)),
             None => error,

@@ -180,9 +180,25 @@ impl Root {
                 let what = format!("{what}: no space left, {}", self.free_text());
                 Error::new(Code::NoSpace, what).with_source(cause)
             }
+            Errno::FBIG => self.too_large(what.to_owned()).with_source(cause),
             _ => Error::io(what, cause),
         };
         error.at(self.path(key).display())
+    }
+
+    /// A file that would be larger than a file may be: most often than the process's own limit.
+    pub(crate) fn too_large(&self, what: String) -> Error {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        match limit {
+            Some(limit) => {
+                let what = format!("{what}, files of this process may have {limit} at the most");
+                Error::new(Code::NoSpace, what).hint("raise the limit of file sizes (`ulimit -f`)")
+            }
+            None => {
+                let what = format!("{what}, its file system has no files that large");
+                Error::new(Code::NoSpace, what)
+            }
+        }
     }
 
     /// How much room there is, in words.

@@ -91,8 +91,8 @@ _LOOKED_AT_MAX = 4096
 
 
 def _look_at(name: str, value: object, archive: bytes | None = None) -> None:
-    """Warns, once for each name and class, of a value that `restore` will refuse, as a job finds out when it is too late.
-    Rank 0 warns for all: what others have by that name is alike."""
+    """Warns, once for each name and class, of a value that `restore` will refuse: a job would find out when it is too
+    late. Rank 0 warns for all: what others have by that name is alike."""
     known = (name, type(value))
     if known in _looked_at or len(_looked_at) >= _LOOKED_AT_MAX:
         return
@@ -266,8 +266,8 @@ _WHY = re.compile(r"(?:WeightsUnpickler error|Unsupported [a-z]+): *([^\n]+)")
 
 
 def _refused(text: str) -> tuple[str, list[str]]:
-    """What a text of torch's restricted unpickler comes to, and the cause in its words. The rest is what to call in place
-    of `torch.load`, which nobody has called here."""
+    """What a text of torch's restricted unpickler comes to, and the cause in its words. The rest of it is what to call in
+    place of `torch.load`, which nobody has called here."""
     found = _REFUSED.search(text)
     if found is not None:
         name = found[1] or found[2]

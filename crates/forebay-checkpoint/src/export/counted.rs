@@ -1,7 +1,7 @@
 //! Keys of states of optimizers: numbers again, as their `load_state_dict` looks for them.
 //!
-//! Checkpoints keep keys of dicts as text. An optimizer of torch counts its parameters, and would pass over a state under
-//! "0" without a word. What its groups hold says which it is: numbers, or, from `get_state_dict`, names.
+//! Checkpoints keep keys of dicts as text. An optimizer of torch counts its parameters, and would pass over a state
+//! under "0" without a word. What its groups hold says which it is: numbers, or, from `get_state_dict`, names.
 
 use forebay_format::pickle::{Graph, Options, Value, parse};
 
@@ -10,7 +10,7 @@ use crate::model::PathStep;
 
 /// Whether a value is the parameters of a group, by their numbers.
 pub(super) fn is_numbers(opcodes: &[u8]) -> bool {
-    in_value(opcodes, |graph, value| numbers(graph, value))
+    in_value(opcodes, numbers)
 }
 
 /// Whether a value is groups that hold their parameters by number: torch before 2.4 stored such a list as one value.

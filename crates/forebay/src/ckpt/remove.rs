@@ -3,7 +3,8 @@
 //! JSON: `{"dry_run", "unpublished": [step], "unpublished_bytes", "off_line": [step], "removed": [{"file", "bytes"}],
 //! "removed_bytes", "kept": [{"folder", "attempt", "why"}], "failed": [{"what", "code", "text"}]}`; what comes before
 //! `removed` of `prune` alone. `unpublished` are steps that are no commits any more (or would not be), whose data, so
-//! many bytes, go when the grace time is over. `off_line` are commits of a life of the job that was left behind: they are never pruned.
+//! many bytes, go when the grace time is over. `off_line` are commits of a life of the job that was left behind: they
+//! are never pruned.
 
 use std::time::Duration;
 

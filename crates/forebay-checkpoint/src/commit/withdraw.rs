@@ -21,8 +21,8 @@ use super::record::{Begin, Decision, Failure, decode, encode};
 use super::root::{LIST_MAX, RECORD_BYTES_MAX, Root};
 
 /// What a decision without words says, by its bytes. Room that a rank had set aside for its failure is published by
-/// whoever takes the attempt for dead, on a disk that is full; an empty record is all that the attempt itself could make
-/// there ([`Attempt::abort`](super::attempt::Attempt)).
+/// whoever takes the attempt for dead, on a disk that is full; an empty record is all that the attempt itself could
+/// make there (`abort_without_words`).
 pub(crate) fn blank_decision(bytes: usize) -> Decision {
     let (code, why) = match bytes {
         0 => (Code::NoSpace, "the disk is full"),

@@ -3,7 +3,7 @@
 //! A [`Reader`] is an open checkpoint. [`Reader::select`] takes regions, whatever regions they were saved in, and
 //! finds the chunks that they share elements with; what comes out is a model of just those, from which the engine
 //! loads. Of our own checkpoints every block that is read is compared with its checksum before its bytes reach their
-//! target.
+//! target; of others each record that is read whole is compared with its archive's checksum, when all of it is here.
 //!
 //! Of our own, opening reads the manifest as far as its index, and selecting the parts of those ranks that saved what
 //! is wanted (`ours`): a rank that restores its shard of a job of thousands reads a fraction of a per cent. Others have

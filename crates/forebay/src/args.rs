@@ -10,8 +10,8 @@ use serde::Serialize;
 use crate::agent::AgentArgs;
 use crate::ckpt::Ckpt;
 use crate::select::{NamedRegion, ShardSpec};
-use crate::top::TopArgs;
 use crate::tier::{ConfigArgs, Tier};
+use crate::top::TopArgs;
 use crate::units::parse_size;
 use crate::verify::Expected;
 

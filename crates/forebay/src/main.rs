@@ -43,8 +43,8 @@ mod report;
 mod select;
 mod spread;
 mod targets;
-mod top;
 mod tier;
+mod top;
 mod units;
 mod verify;
 

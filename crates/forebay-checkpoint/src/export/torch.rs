@@ -10,10 +10,10 @@ use std::sync::{Mutex, PoisonError};
 
 use forebay_error::{Code, Error, Result};
 use forebay_format::crc::{crc32, crc32_join};
+use forebay_format::dcp;
 use forebay_format::dcp::TorchDtype;
 use forebay_format::pickle::{Options as PickleOptions, parse};
 use forebay_format::torch_zip::Archive;
-use forebay_format::dcp;
 use forebay_tensor::{Dtype, byte_len};
 
 use super::safetensors::write_at;

@@ -1,12 +1,12 @@
 //! A proxy that does harm on purpose, and one thing for good.
 //!
 //! It reads each request whole, asks a function what to do with it, and sends it on over a connection of its own. The
-//! good thing: changes pass one at a time. That gives s3s-fs and moto, which look before they write, the
-//! create-if-absent that S3 has; races are raced between clients and the proxy.
+//! good thing: changes pass one at a time, and reads not beside them. That gives s3s-fs and moto, which look before they
+//! write, the create-if-absent that S3 has; races are raced between clients and the proxy.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 /// What happens to a request.
@@ -45,7 +45,7 @@ pub(crate) fn start(
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let decide: Arc<Decide> = Arc::new(decide);
-    let turn = Arc::new(Mutex::new(()));
+    let turn = Arc::new(RwLock::new(()));
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let (decide, turn) = (Arc::clone(&decide), Arc::clone(&turn));
@@ -67,7 +67,7 @@ fn serve(
     stream: TcpStream,
     upstream: SocketAddr,
     decide: &Decide,
-    turn: &Mutex<()>,
+    turn: &RwLock<()>,
 ) -> std::io::Result<()> {
     let mut client = BufReader::new(stream.try_clone()?);
     let mut stream = stream;
@@ -97,7 +97,9 @@ fn serve(
     }
     let reads = matches!(method, "GET" | "HEAD");
     let reply = {
-        let _turn = (!reads).then(|| turn.lock().unwrap());
+        // Nor a read beside a change: a server that looks up bytes and tag one after the other may mix two states.
+        let _change = (!reads).then(|| turn.write().unwrap());
+        let _read = reads.then(|| turn.read().unwrap());
         exchange(upstream, &head, &body)?
     };
     match action {

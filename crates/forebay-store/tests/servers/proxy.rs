@@ -1,8 +1,8 @@
 //! A proxy that does harm on purpose, and one thing for good.
 //!
 //! It reads each request whole, asks a function what to do with it, and sends it on over a connection of its own. The
-//! good thing: changes pass one at a time, and reads not beside them. That gives s3s-fs and moto, which look before they
-//! write, the create-if-absent that S3 has; races are raced between clients and the proxy.
+//! good thing: changes pass one at a time, and reads not beside them. That gives s3s-fs and moto, which look before
+//! they write, the create-if-absent that S3 has; races are raced between clients and the proxy.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

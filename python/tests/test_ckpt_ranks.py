@@ -110,7 +110,7 @@ def test_the_first_save_needs_no_luck_in_timing(tmp_path: Path) -> None:
     ("how", "code", "text"),
     [
         ("first", "unsupported", "sparse"),
-        ("disk", "no_space", "no space left"),
+        ("disk", "no_space", "files of this process may have 4096"),
         ("plan", "structure_mismatch", "`epoch` is a tensor in the state"),
         ("read", "io", "the disk of this node is gone"),
     ],

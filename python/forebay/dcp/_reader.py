@@ -86,9 +86,11 @@ class Reader(StorageReader):
         try:
             return self._rank_metadata(int(rank))
         except Exception as error:
+            if self._refused is None:
+                raise
             # Torch goes on after any exception, to an assertion that says nothing; not after its own, which is none.
             found = isinstance(error, Error) and error.code != "not_found"
-            told: BaseException = error if found or self._refused is None else self._refused
+            told: BaseException = error if found else self._refused
             failures = {int(rank): (told, extract_tb(told.__traceback__))}
             raise CheckpointException("the checkpoint cannot be read", failures) from told
 

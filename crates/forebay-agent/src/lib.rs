@@ -7,7 +7,7 @@
 //! | module | what it does |
 //! | --- | --- |
 //! | `service` | from a configuration to a running agent |
-//! | `agent`, `settings` | what listens, and what is refused before it does |
+//! | `agent`, `settings`, `accept` | what listens, and what is refused before it does |
 //! | `work`, `job` | a job's tiers as the doors see them; what is remembered of them |
 //! | `track` | folders that clients hand over |
 //! | `socket` | local processes |
@@ -17,6 +17,7 @@
 //!
 //! Who is not trusted, and what bounds what they can do, is in SECURITY.md; the protocols are in docs/AGENT.md.
 
+mod accept;
 mod agent;
 mod http;
 mod job;

@@ -30,6 +30,7 @@ mod save;
 mod text;
 mod torch_file;
 pub mod torch_zip;
+pub mod units;
 
 pub use catalog::{
     Catalog, CatalogFile, Check, Fault, Format, ObjectEntry, Piece, Stored, TensorEntry,
@@ -43,4 +44,4 @@ pub use save::{
     AtomicFile, Durability, DurableFile, ModelSave, Saved, Shard, ShardPlan, clean_stale_temps,
     index_json, shard_layout,
 };
-pub use text::shown;
+pub use text::{harmless, is_unseen, shown};

@@ -1,5 +1,6 @@
 //! How names out of files appear in messages: quoted, control characters escaped, long ones cut.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 const SHOWN_CHARS: usize = 200;
@@ -24,6 +25,29 @@ pub fn shown(path: &Path) -> String {
     }
 }
 
+/// Text that can be shown: what would steer a terminal or reorder a line is escaped as Rust does, `\u{1b}`.
+pub fn harmless(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(is_unseen) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_unseen(c) {
+            shown.extend(c.escape_debug());
+        } else {
+            shown.push(c);
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Controls, and the marks that change the direction of text or break lines unseen.
+pub fn is_unseen(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
 /// The first names of a list, and how many more there are.
 pub(crate) fn listed<'a>(names: impl ExactSizeIterator<Item = &'a str>, limit: usize) -> String {
     let rest = names.len().saturating_sub(limit);
@@ -42,6 +66,8 @@ mod tests {
     fn names_cannot_write_to_the_terminal_or_fill_it() {
         assert_eq!(quoted("a\u{1b}[31m"), "\"a\\u{1b}[31m\"");
         assert!(quoted(&"é".repeat(3000)).len() < 500);
+        assert_eq!(harmless("step é"), "step é");
+        assert_eq!(harmless("a\n\u{202e}b\u{1b}"), "a\\n\\u{202e}b\\u{1b}");
         assert_eq!(shown(Path::new("/a b")), "/a b");
         assert_eq!(shown(Path::new("/a\nb")), "\"/a\\nb\"");
         assert_eq!(listed(["a", "b", "c"].into_iter(), 2), "\"a\", \"b\" and 1 more");

@@ -7,6 +7,8 @@ use std::io::{self, BufWriter, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_error::{Code, Error, Result};
+pub(crate) use forebay_format::harmless as clean;
+use forebay_format::is_unseen;
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
@@ -155,38 +157,15 @@ fn colors_are_welcome() -> bool {
     !is_set("NO_COLOR") && !dumb
 }
 
-/// Text that can be shown: what would steer a terminal or reorder a line is escaped as Rust does, `\u{1b}`.
-pub(crate) fn clean(text: &str) -> Cow<'_, str> {
-    if !text.chars().any(is_unsafe) {
-        return Cow::Borrowed(text);
-    }
-    let mut shown = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if is_unsafe(c) {
-            shown.extend(c.escape_debug());
-        } else {
-            shown.push(c);
-        }
-    }
-    Cow::Owned(shown)
-}
-
-fn is_unsafe(c: char) -> bool {
-    // Controls, and the marks that change the direction of text or break lines unseen.
-    c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
-        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}')
-}
-
 /// JSON that can be shown: `serde_json` escapes the controls below 32, terminals obey those at 127 to 159 as well.
 /// Outside of strings JSON has none of them, and inside of strings both spellings mean the same.
 fn escape_for_json(text: &str) -> Cow<'_, str> {
-    if !text.chars().any(is_unsafe) {
+    if !text.chars().any(is_unseen) {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len() + 64);
     for c in text.chars() {
-        if is_unsafe(c) {
+        if is_unseen(c) {
             // All of them fit 16 bits.
             shown.push_str(&format!("\\u{:04x}", u32::from(c)));
         } else {

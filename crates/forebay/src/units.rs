@@ -1,40 +1,27 @@
 //! Sizes, rates and times as people read and write them. Rates and totals are decimal (GB is 10^9 bytes, as links and
 //! disks are sold); limits of memory are binary (GiB is 2^30), as memory is.
 
-/// Reads a size: digits, then nothing or B, K, M, G, T, KiB ... (powers of 1024) or KB, MB, GB, TB (powers of 1000).
+use forebay_format::units::{size_unit, time_unit};
+
+/// Reads a size: digits, then nothing or a unit of [`size_unit`].
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at_checked(digits).unwrap_or((text, ""));
     let number: u64 = number.parse().map_err(|_| "not a size such as 512MiB".to_owned())?;
-    let factor = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" | "kib" => 1 << 10,
-        "m" | "mib" => 1 << 20,
-        "g" | "gib" => 1 << 30,
-        "t" | "tib" => 1 << 40,
-        "kb" => 1_000,
-        "mb" => 1_000_000,
-        "gb" => 1_000_000_000,
-        "tb" => 1_000_000_000_000,
-        _ => return Err(format!("unknown unit `{}`; say KiB, MiB or GiB", unit.trim())),
-    };
+    let unknown = || format!("unknown unit `{}`; say KiB, MiB or GiB", unit.trim());
+    let factor = size_unit(unit).ok_or_else(unknown)?;
     number.checked_mul(factor).ok_or_else(|| "more than 2^64 bytes".to_owned())
 }
 
-/// Reads a time: a number, then nothing or s, min, h, d.
+/// Reads a time: a number, then nothing or a unit of [`time_unit`].
 pub(crate) fn parse_seconds(text: &str) -> Result<std::time::Duration, String> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at_checked(digits).unwrap_or((text, ""));
     let number: f64 = number.parse().map_err(|_| "not a time such as 10min".to_owned())?;
-    let factor = match unit.trim() {
-        "" | "s" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        "d" => 86_400.0,
-        other => return Err(format!("unknown unit `{other}`; say s, min, h or d")),
-    };
+    let unknown = || format!("unknown unit `{}`; say s, min, h or d", unit.trim());
+    let factor = time_unit(unit).ok_or_else(unknown)?;
     let seconds = number * factor;
     match (0.0..1e9).contains(&seconds) {
         true => Ok(std::time::Duration::from_secs_f64(seconds)),

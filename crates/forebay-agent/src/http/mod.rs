@@ -30,10 +30,11 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
+use crate::accept::accept;
 use crate::job::Jobs;
 use crate::metrics::Counts;
 use crate::session::Sessions;
@@ -53,9 +54,6 @@ const CONNECTION_TIME: Duration = Duration::from_secs(60);
 const HEAD_BYTES_MAX: usize = 32 << 10;
 /// Lines of a head.
 const HEADERS_MAX: usize = 64;
-/// After an error of accept (out of descriptors), so that it does not spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
 /// What all requests share.
 pub(crate) struct Site {
     pub(crate) jobs: Arc<Jobs>,
@@ -88,35 +86,22 @@ impl Http {
     }
 
     /// Answers until `end` changes. Runs on a tokio runtime.
-    pub(crate) async fn serve(self, mut end: watch::Receiver<bool>) -> Result<()> {
+    pub(crate) async fn serve(self, end: watch::Receiver<bool>) -> Result<()> {
         let listener = TcpListener::from_std(self.listener)
             .map_err(|error| Error::io("cannot listen", error))?;
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        loop {
-            let accepted = async {
-                let place = Arc::clone(&places).acquire_owned().await;
-                (place, listener.accept().await)
-            };
-            let (place, stream) = tokio::select! {
-                accepted = accepted => accepted,
-                _ = end.changed() => return Ok(()),
-            };
-            match stream {
-                Ok((stream, _)) => {
-                    let (site, tls, end) = (Arc::clone(&self.site), self.tls.clone(), end.clone());
-                    tokio::spawn(async move {
-                        let _place = place;
-                        site.counts.http_connections.fetch_add(1, Ordering::Relaxed);
-                        let _ = timeout(CONNECTION_TIME, connection(&site, tls, stream, end)).await;
-                        site.counts.http_connections.fetch_sub(1, Ordering::Relaxed);
-                    });
-                }
-                Err(error) => {
-                    tracing::debug!(%error, "no connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
+        let (site, tls) = (self.site, self.tls);
+        let start = |stream, place| {
+            let (site, tls, end) = (Arc::clone(&site), tls.clone(), end.clone());
+            tokio::spawn(async move {
+                let _place = place;
+                site.counts.http_connections.fetch_add(1, Ordering::Relaxed);
+                let _ = timeout(CONNECTION_TIME, connection(&site, tls, stream, end)).await;
+                site.counts.http_connections.fetch_sub(1, Ordering::Relaxed);
+            });
+            Ok(())
+        };
+        accept(&listener, CONNECTIONS_MAX, end.clone(), start).await;
+        Ok(())
     }
 }
 

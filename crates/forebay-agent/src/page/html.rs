@@ -3,7 +3,9 @@
 
 use std::fmt::Display;
 
-use super::text::{cut, shown};
+use forebay_format::harmless;
+
+use super::text::cut;
 
 /// A piece of HTML that grows.
 pub(super) struct Html(String);
@@ -66,7 +68,7 @@ impl Html {
     }
 
     fn escaped(&mut self, text: &str) {
-        for c in shown(text).chars() {
+        for c in harmless(text).chars() {
             match c {
                 '&' => self.0.push_str("&amp;"),
                 '<' => self.0.push_str("&lt;"),

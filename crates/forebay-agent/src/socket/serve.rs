@@ -10,11 +10,12 @@ use forebay_error::{Code, Error, Result};
 use rustix::fd::OwnedFd;
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::frame::{Frame, REQUEST_BYTES_MAX, Reader, send};
 use super::message::{Answer, Refusal, Request};
 use super::place::{Place, bind};
+use crate::accept::accept;
 use crate::job::Jobs;
 use crate::metrics::Counts;
 
@@ -22,9 +23,6 @@ use crate::metrics::Counts;
 const CLIENTS_MAX: usize = 64;
 /// For the rest of a frame, and for a client to take a piece of an answer.
 const FRAME_TIME: Duration = Duration::from_secs(10);
-/// After an error of accept.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
 /// Takes folders of clients, to move what is saved there.
 pub(crate) trait Tracker: Send + Sync {
     /// Starts to move a job's steps out of an open folder that a process of user `uid` handed over; says where to.
@@ -75,32 +73,20 @@ impl Socket {
     }
 
     /// Answers until `end` changes. Runs on a tokio runtime; clients have threads of their own.
-    pub(crate) async fn serve(self, mut end: watch::Receiver<bool>) -> Result<()> {
+    pub(crate) async fn serve(self, end: watch::Receiver<bool>) -> Result<()> {
         let _place = self.place;
         let listener = UnixListener::from_std(self.listener)
             .map_err(|error| Error::io("cannot listen on the socket", error))?;
-        let places = Arc::new(Semaphore::new(CLIENTS_MAX));
-        loop {
-            let accepted = async {
-                let place = Arc::clone(&places).acquire_owned().await;
-                (place, listener.accept().await)
-            };
-            let (place, stream) = tokio::select! {
-                accepted = accepted => accepted,
-                _ = end.changed() => return Ok(()),
-            };
-            let started = stream.and_then(|(stream, _)| {
-                let peer = stream.peer_cred()?;
-                let peer = Peer { uid: peer.uid(), pid: peer.pid() };
-                let stream = stream.into_std()?;
-                stream.set_nonblocking(false)?;
-                self.shared.start(stream, peer, place.ok())
-            });
-            if let Err(error) = started {
-                tracing::debug!(%error, "no client");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
+        let shared = self.shared;
+        let start = |stream: tokio::net::UnixStream, place| {
+            let peer = stream.peer_cred()?;
+            let peer = Peer { uid: peer.uid(), pid: peer.pid() };
+            let stream = stream.into_std()?;
+            stream.set_nonblocking(false)?;
+            shared.start(stream, peer, place)
+        };
+        accept(&listener, CLIENTS_MAX, end, start).await;
+        Ok(())
     }
 }
 

@@ -3,6 +3,8 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+use forebay_format::units::{size_unit, time_unit};
+
 use crate::policy::Takes;
 
 /// Longest time that is taken: a thousand years.
@@ -21,20 +23,7 @@ fn split(text: &str) -> Option<(f64, String)> {
 pub(super) fn size(text: &str) -> Result<u64, String> {
     let no_size = || "not a size such as \"2 TB\" or \"8 MiB\"".to_owned();
     let (number, unit) = split(text).ok_or_else(no_size)?;
-    let factor: u64 = match unit.as_str() {
-        "" | "b" => 1,
-        "k" | "kib" => 1 << 10,
-        "m" | "mib" => 1 << 20,
-        "g" | "gib" => 1 << 30,
-        "t" | "tib" => 1 << 40,
-        "p" | "pib" => 1 << 50,
-        "kb" => 1_000,
-        "mb" => 1_000_000,
-        "gb" => 1_000_000_000,
-        "tb" => 1_000_000_000_000,
-        "pb" => 1_000_000_000_000_000,
-        _ => return Err(no_size()),
-    };
+    let factor = size_unit(&unit).ok_or_else(no_size)?;
     // Whole numbers exactly: they may have more digits than a float keeps.
     let digits: String = text.trim().chars().take_while(|c| *c != '.').collect();
     let whole = digits.trim_end_matches(|c: char| !c.is_ascii_digit()).replace('_', "");
@@ -62,15 +51,7 @@ pub(super) fn rate(text: &str) -> Result<NonZeroU64, String> {
 pub(super) fn time(text: &str) -> Result<Duration, String> {
     let no_time = || "not a time such as \"30 s\" or \"7 d\"".to_owned();
     let (number, unit) = split(text).ok_or_else(no_time)?;
-    let factor = match unit.as_str() {
-        "ms" => 1e-3,
-        "" | "s" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        "d" => 86_400.0,
-        "w" => 7.0 * 86_400.0,
-        _ => return Err(no_time()),
-    };
+    let factor = time_unit(&unit).ok_or_else(no_time)?;
     let seconds = number * factor;
     match (0.0..=SECONDS_MAX).contains(&seconds) {
         true => Ok(Duration::from_secs_f64(seconds)),

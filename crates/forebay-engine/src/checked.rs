@@ -149,11 +149,15 @@ impl Plan {
         self.landings_of(piece).all(|(_, places)| !places.is_empty())
     }
 
-    /// Whether pieces of this checked object arrive as wholes; one is enough.
-    pub(crate) fn has_whole_pieces(&self, object: u32) -> bool {
+    /// Whether there is something of this object that no CPU has to look at: pieces that nothing is known of, and,
+    /// where a GPU checks, those that arrive as wholes; one is enough.
+    pub(crate) fn leaves_the_cpu_out(&self, object: u32, gpu_checks: bool) -> bool {
+        if !self.is_checked(object) {
+            return true;
+        }
         let first = self.pieces.partition_point(|piece| piece.object < object);
         let mut own = self.pieces.iter().skip(first).take_while(|piece| piece.object == object);
-        own.any(|piece| self.lands_whole(piece))
+        own.any(|piece| piece.checks.is_empty() || gpu_checks && self.lands_whole(piece))
     }
 
     /// Bytes of the blocks that arrive as wholes: those that a GPU can check where they are.

@@ -4,7 +4,8 @@
 //! are that have checksums of their own ([`crate::verify`]). What is found of each is kept, and when the last one of a
 //! record is in, whichever that is, all of them are joined into the CRC-32 of the whole and compared with the
 //! archive's: before the piece that brought the last one counts as arrived. So a target that takes a whole record is
-//! never ready with wrong bytes in it, and no byte is looked at twice.
+//! never ready with wrong bytes in it, and no byte is looked at twice. One that shares a record with others, each taking
+//! a part, may be ready before the record is judged: the load then ends with the error, later.
 //!
 //! A record of which a part is wanted cannot be compared: the rest of it would have to be read as well, which for a
 //! shard of a large tensor is many times of what is needed. Those bytes are counted
@@ -84,6 +85,16 @@ pub(crate) fn blocks(records: &[Check], piece_bytes: u64) -> Vec<Check> {
     blocks
 }
 
+/// What is known with a block.
+pub(crate) enum Verdict {
+    /// This is to be compared with its checksum now.
+    Compare(Check, u32),
+    /// Nothing yet: more of its record is to come, or it was known already.
+    Wait,
+    /// The same block had this checksum when it was read before.
+    Differs(u32),
+}
+
 /// What was found of the records of a load.
 pub(crate) struct Found {
     records: Vec<Mutex<Parts>>,
@@ -109,16 +120,9 @@ impl Found {
 
     /// Takes what was found of a block. Returns what is to be compared now: the block, if it has a checksum of its own;
     /// its record with the CRC-32 of that, if it was the last one of it; else nothing.
-    ///
-    /// Errors: `checksum` for a block that two targets hold different bytes of.
-    pub(crate) fn of(
-        &self,
-        plan: &Plan,
-        check: &Check,
-        found: u32,
-    ) -> Result<Option<(Check, u32)>> {
+    pub(crate) fn of(&self, plan: &Plan, check: &Check, found: u32) -> Result<Verdict> {
         if plan.records.is_empty() {
-            return Ok(Some((*check, found)));
+            return Ok(Verdict::Compare(*check, found));
         }
         let at = record_at(&plan.records, check.object, check.offset);
         let known = at.and_then(|at| Some((plan.records.get(at)?, self.records.get(at)?)));
@@ -128,14 +132,14 @@ impl Found {
         let slot = parts.crcs.get_mut(place).ok_or_else(unknown)?;
         match slot.replace(found) {
             None => parts.lacking -= 1,
-            // Checked before, for another target or by the GPU.
-            Some(before) if before == found => {}
-            Some(_) => return Err(differs(check)),
+            // Summed before, for another target or by the GPU: its record is judged without it.
+            Some(before) if before == found => return Ok(Verdict::Wait),
+            Some(before) => return Ok(Verdict::Differs(before)),
         }
-        if parts.lacking > 0 {
-            return Ok(None);
+        match parts.lacking {
+            0 => Ok(Verdict::Compare(*record, self.joined(record, &parts.crcs))),
+            _ => Ok(Verdict::Wait),
         }
-        Ok(Some((*record, self.joined(record, &parts.crcs))))
     }
 
     fn joined(&self, record: &Check, crcs: &[Option<u32>]) -> u32 {
@@ -149,11 +153,6 @@ impl Found {
         }
         whole
     }
-}
-
-fn differs(check: &Check) -> Error {
-    let what = format!("{} bytes at byte {} were read twice and differ", check.len, check.offset);
-    Error::new(Code::Checksum, what)
 }
 
 fn unknown() -> Error {

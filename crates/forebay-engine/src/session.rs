@@ -84,9 +84,8 @@ impl Session {
             .enumerate()
             .map(|(object, source)| {
                 let (source, device) = (source.as_ref(), engine.device());
-                let for_cpu = plan.is_checked(object as u32)
-                    && (checks.is_off() || !plan.has_whole_pieces(object as u32));
-                let limit = (!for_cpu).then_some(registered_limit);
+                let may_dma = plan.leaves_the_cpu_out(object as u32, !checks.is_off());
+                let limit = may_dma.then_some(registered_limit);
                 let route = route::decide(source, device, &options, tuning, threads, limit, &tally);
                 tracing::debug!(file = source.name(), ?route, "how a file is read");
                 route

@@ -4,7 +4,7 @@
 //! at the rate of that memory (`pump/checks`): no CPU has to look at it, so it may come by DMA. All other blocks (in
 //! part, with strides, shared out among targets; and every block on the host) are checked by the CPU in staging memory,
 //! or where they landed, before their bytes go on. Either way a piece counts as arrived only when its blocks were
-//! right, and one that was not ends the load.
+//! right, and one that was not ends the load. Blocks of records ([`crate::records`]) are right when their record is.
 //!
 //! # The kernel
 //!
@@ -22,6 +22,7 @@ use forebay_error::{Code, Error, Result};
 
 use crate::engine::Engine;
 use crate::plan::{Check, Piece, Plan};
+use crate::records::Verdict;
 use crate::report::Tally;
 use crate::route::{Refused, refuse, refused};
 use crate::shared::{Shared, internal};
@@ -145,8 +146,9 @@ pub(crate) fn verify(shared: &Shared, check: &Check, bytes: &[u8]) -> Result<()>
 /// Fails with `checksum` unless this is the one of what was written: of a block of a record, once all of it is known.
 pub(crate) fn compare(shared: &Shared, check: &Check, found: u32) -> Result<()> {
     match shared.records.of(&shared.plan, check, found)? {
-        Some((check, found)) => judge(shared, &check, found),
-        None => Ok(()),
+        Verdict::Compare(check, found) => judge(shared, &check, found),
+        Verdict::Wait => Ok(()),
+        Verdict::Differs(before) => judge(shared, &Check { crc: before, ..*check }, found),
     }
 }
 

@@ -13,8 +13,8 @@ use common::*;
 use forebay_device::Device;
 use forebay_device::cuda::{ChecksumKernel, CudaDevice, DeviceBuffer, Stream};
 use forebay_engine::{
-    CacheChoice, Engine, EngineConfig, FileSink, LoadOptions, Move, Part, Path, PathChoice, Plan,
-    RangeSource, Report, WriteOptions,
+    CacheChoice, Check, Engine, EngineConfig, FileSink, LoadOptions, Move, Part, Path, PathChoice,
+    Plan, RangeSource, Report, WriteOptions,
 };
 use forebay_error::{Code, Result};
 
@@ -241,6 +241,71 @@ fn objects_that_are_no_files_arrive_and_are_checked() {
         let mut damaged = bytes.clone();
         damaged[1_000_000] ^= 1;
         assert_eq!(load(&damaged).unwrap_err().code(), Code::Checksum);
+    }
+}
+
+/// Whole records, two of them small, and a part of a large one: as a rank of several takes of a `.pt` file.
+fn rank_of_records(bytes: &[u8]) -> (Vec<Move>, Vec<u64>, Vec<Check>) {
+    let record = |(offset, len): (u64, u64)| {
+        let crc = forebay_format::crc::crc32(&bytes[offset as usize..(offset + len) as usize]);
+        Check { object: 0, offset, len, crc }
+    };
+    let records = [(64, 1000), (2000, 700_001), (800_000, 8_200_000)].map(record).to_vec();
+    let moves = vec![
+        Move::contiguous(0, 0, 64, 0, 1000),
+        Move::contiguous(0, 1, 2000, 0, 700_001),
+        Move::contiguous(0, 2, 900_000, 0, 7_000_000),
+    ];
+    (moves, vec![1000, 700_001, 7_000_000], records)
+}
+
+#[test]
+fn records_are_compared_and_parts_of_them_come_by_dma() {
+    const PIECE: u64 = 256 << 10;
+    let Some(device) = gpu() else { return };
+    let Device::Cuda(gpu) = &device else { return };
+    load_kernel(gpu);
+    let bytes = pattern(8, 9_000_077);
+    let (moves, sizes, records) = rank_of_records(&bytes);
+    let dma = |report: &Report| {
+        let shares = report.paths.iter().filter(|share| share.path == Path::PageCacheDma);
+        shares.map(|share| share.bytes).sum::<u64>()
+    };
+    for folder in folders() {
+        for from_bytes in [0, u64::MAX] {
+            let mut config = EngineConfig { piece_bytes: PIECE, ..EngineConfig::default() };
+            config.tuning.gpu_checks_from_bytes = from_bytes;
+            let engine = Engine::new(device.clone(), config);
+            let load = |bytes: &[u8], recorded: bool| {
+                let path = write_file(folder.path(), "model", bytes);
+                let (moves, sizes) = (moves.clone(), sizes.clone());
+                let plan = match recorded {
+                    true => Plan::build_recorded(moves, sizes, PIECE, &[], records.clone()),
+                    false => Plan::build(moves, sizes, PIECE, &[]),
+                };
+                let options = LoadOptions { path: PathChoice::Dma, ..LoadOptions::default() };
+                try_load(&engine, plan.unwrap(), &[path], options)
+            };
+            let plain = load(&bytes, false).unwrap().1;
+            let (targets, report) = load(&bytes, true).unwrap();
+            let parts = [(64, 1000), (2000, 700_001), (900_000, 7_000_000)];
+            for (target, (from, len)) in targets.iter().zip(parts) {
+                assert!(target == &bytes[from..from + len], "{from}");
+            }
+            let checked = (report.verified_gpu_bytes, report.verified_cpu_bytes);
+            let expected = if from_bytes == 0 { (701_001, 0) } else { (0, 701_001) };
+            assert_eq!((checked, report.unverified_bytes), (expected, 7_000_000), "{report:?}");
+            // What nothing is known of goes the way that it goes without records.
+            assert!(dma(&report) > 0 || dma(&plain) == 0, "{report:?}\n{plain:?}");
+            for at in [64, 1063, 2000, 500_000, 702_000] {
+                let mut damaged = bytes.clone();
+                damaged[at] ^= 4;
+                assert_eq!(load(&damaged, true).unwrap_err().code(), Code::Checksum, "{at}");
+            }
+            let mut damaged = bytes.clone();
+            damaged[1_000_000] ^= 4;
+            assert!(load(&damaged, true).is_ok(), "a part cannot be compared");
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use forebay_error::{Error, Result};
 
 use crate::plan::Piece;
 use crate::shared::{Shared, internal};
-use crate::source::{RangeSource, read_exact_at};
+use crate::source::{RangeSource, ended_early, read_exact_at};
 use crate::verify;
 
 /// Reads a piece into its host target, if it is one run of one; false where it is not, and nothing was read.
@@ -94,6 +94,9 @@ fn read_rows(
         }
     }
     source.read_many(&mut rows).map_err(|error| {
+        if error.kind() == std::io::ErrorKind::UnexpectedEof {
+            return ended_early(source, piece.offset, piece.len, source.len());
+        }
         let what = format!("cannot read {} ranges from byte {} on", rows.len(), piece.offset);
         Error::io(what, error).at(source.name())
     })

@@ -101,8 +101,9 @@ impl Pump<'_> {
         if !self.task.dma || !shared.checks.is_off() {
             return;
         }
-        let unchecked =
-            |(object, route): (usize, &Route)| route.dma && !shared.plan.is_checked(object as u32);
+        let unchecked = |(object, route): (usize, &Route)| {
+            route.dma && shared.plan.leaves_the_cpu_out(object as u32, false)
+        };
         if !shared.routes.iter().enumerate().any(unchecked) {
             self.end_dma();
         }

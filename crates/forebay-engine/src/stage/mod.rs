@@ -135,22 +135,24 @@ impl Engine {
             _ => None,
         };
         let job = Arc::new(Job::new(self, pool, pieces, runs, consumer, bytes));
-        let staging = Staging { job: job.clone() };
+        // The only handle beside those of its threads: its drop waits for theirs.
+        let staging = Staging { job };
+        let job = &staging.job;
         let workers = forebay_topology::worker_cpus();
         let takers = options.takers.unwrap_or_else(|| workers.clamp(1, TAKERS_DEFAULT_MAX));
         let takers = takers.clamp(1, crate::THREADS_MAX).min(job.pieces.len());
         for _ in 0..takers {
-            job::spawn(&job, "forebay-take", take::run)?;
+            job::spawn(job, "forebay-take", take::run)?;
         }
         if job.has(Place::Device) {
-            job::spawn(&job, "forebay-stage", move |job| fill::from_device(job, fence.as_ref()))?;
+            job::spawn(job, "forebay-stage", move |job| fill::from_device(job, fence.as_ref()))?;
         }
         if job.has(Place::Host) && !options.in_place {
             for _ in 0..workers.clamp(1, HOST_FILLERS_MAX) {
-                job::spawn(&job, "forebay-stage", fill::from_host)?;
+                job::spawn(job, "forebay-stage", fill::from_host)?;
             }
         } else if job.has(Place::Host) {
-            fill::in_place(&job);
+            fill::in_place(job);
         }
         Ok(staging)
     }
@@ -229,6 +231,11 @@ impl Drop for Staging {
                 tracing::warn!("a save was given up, and still waits for its storage or device");
                 told = Instant::now();
             }
+        }
+        // A thread says that it has ended a moment before it lets go of the job, and with that of the consumer. This
+        // one holds the last handle then, and has let go of all when it returns.
+        while Arc::strong_count(&self.job) > 1 {
+            std::thread::yield_now();
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use forebay_device::cuda::{CudaDevice, DeviceBuffer};
 use forebay_device::{Device, cuda::ChecksumKernel};
 use forebay_engine::{
-    Engine, EngineConfig, LoadOptions, Move, Path, PathChoice, Plan, Report, Session,
+    Check, Engine, EngineConfig, LoadOptions, Move, Path, PathChoice, Plan, Report, Session,
 };
 use forebay_error::{Code, Result};
 
@@ -116,6 +116,34 @@ fn launches_are_refused(choice: PathChoice) {
     load_kernel(gpu_of(&setup.engine));
     for _ in 0..3 {
         assert_by_cpu(&setup.arrives(choice), "CUDA error 701");
+    }
+}
+
+/// What the GPU had summed of records counts; what it had not comes again, and the joins are right all the same.
+#[test]
+#[ignore = "needs SIMGPU_LAUNCH_FAIL=701"]
+fn launches_are_refused_amid_records() {
+    let setup = setup();
+    load_kernel(gpu_of(&setup.engine));
+    let len = LEN as u64 - 177;
+    let crc = |bytes: &[u8]| forebay_format::crc::crc32(&bytes[77..77 + len as usize]);
+    let record = Check { object: 0, offset: 77, len, crc: crc(&setup.bytes) };
+    let plan = || {
+        let moves = vec![Move::contiguous(0, 0, 77, 0, len)];
+        Plan::build_recorded(moves, vec![len], PIECE, &[], vec![record]).unwrap()
+    };
+    for choice in [PathChoice::Dma, PathChoice::Copy] {
+        let options = LoadOptions { path: choice, threads: Some(3), ..LoadOptions::default() };
+        let paths = std::slice::from_ref(&setup.path);
+        let (targets, report) = try_load(&setup.engine, plan(), paths, options).unwrap();
+        assert!(targets[0] == setup.bytes[77..77 + len as usize]);
+        assert_eq!(report.verified_gpu_bytes + report.verified_cpu_bytes, len, "{report:?}");
+        let mut damaged = setup.bytes.clone();
+        damaged[4_000_000] ^= 1;
+        let path = write_file(setup.path.parent().unwrap(), "damaged", &damaged);
+        let options = LoadOptions { path: choice, threads: Some(3), ..LoadOptions::default() };
+        let error = try_load(&setup.engine, plan(), &[path], options).unwrap_err();
+        assert_eq!(error.code(), Code::Checksum, "{error}");
     }
 }
 

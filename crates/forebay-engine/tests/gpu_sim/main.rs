@@ -143,6 +143,7 @@ fn the_cpu_checks_where_the_gpu_cannot() {
     let refuses = ("SIMGPU_LAUNCH_FAIL", "701");
     run("checks::launches_are_refused_after_dma", 1, &[refuses]);
     run("checks::launches_are_refused_after_copies", 1, &[refuses]);
+    run("checks::launches_are_refused_amid_records", 1, &[refuses]);
     // Targets take two times 4 MiB and 750 KB; a list does not fit in the rest.
     run("checks::device_memory_is_full", 1, &[("SIMGPU_ALLOC_LIMIT", "9400000")]);
     for symbol in ["cuModuleLoadData", "cuLaunchKernel"] {

@@ -10,6 +10,10 @@
 //!    that `latest` walks the same line, then the decision byte for byte, stages `.metadata`, looks whether its begin
 //!    record is still there, and publishes where nothing is. Several movers may do that at once: the store lets one.
 //!
+//! An older commit of the step that is there is replaced only if the mover names it ([`Adoption::replacing`]), in one
+//! step, by the version that was looked at; as with a save, removers that have announced themselves pass first, and
+//! what is held stays. What it leaves is an attempt that was replaced: a collector's, after the grace time.
+//!
 //! A mover whose begin record was taken stops with `fenced`, and may begin anew once the collector has removed the last
 //! record, the decision: never while files are being removed.
 
@@ -19,8 +23,10 @@ use forebay_engine::RangeSource;
 use forebay_error::{Code, Error, Result};
 use forebay_store::{Expect, Published};
 
+use super::aside::let_removers_pass;
 use super::epoch;
 use super::id::AttemptId;
+use super::marks::Marks;
 use super::names::{EPOCHS, Layout};
 use super::record::{Beat, Begin, Commit, Decision, EpochClaim, FileRef, Outcome, decode, encode};
 use super::root::{Bytes, LIST_MAX, RECORD_BYTES_MAX, Root};
@@ -38,6 +44,8 @@ pub struct Adoption {
     metadata: Vec<u8>,
     /// Claims of epochs, by number.
     claims: Vec<(u64, Vec<u8>)>,
+    /// What it may replace.
+    replaces: Option<AttemptId>,
 }
 
 /// What is at the commit point of the other root.
@@ -95,7 +103,14 @@ impl Adoption {
             return Err(Error::new(Code::InvalidMetadata, what).at(from.place(&key)));
         }
         let claims = claims(from, commit.epoch)?;
-        Ok(Self { layout, attempt, commit, decision, metadata: source.bytes, claims })
+        let metadata = source.bytes;
+        Ok(Self { layout, attempt, commit, decision, metadata, claims, replaces: None })
+    }
+
+    /// It may replace this older commit of the step, and no other.
+    pub fn replacing(mut self, older: Option<AttemptId>) -> Self {
+        self.replaces = older;
+        self
     }
 
     /// Whose commit it is.
@@ -137,6 +152,18 @@ impl Adoption {
     /// Whether the root still has this commit.
     pub fn is_at(&self, root: &Root) -> Result<bool> {
         Ok(root.committed(&self.layout)? == Some(Some(self.attempt)))
+    }
+
+    /// Fails where it cannot be published there as things stand: `lost_commit` where another commit of the step is
+    /// there than it may replace, `already_exists` where that one is held. Errors: I/O.
+    pub fn check_welcome(&self, to: &Root) -> Result<()> {
+        match self.standing(to)? {
+            Standing::Open | Standing::There => Ok(()),
+            Standing::Other(other) if other.is_some() && other == self.replaces => {
+                Marks::check_replaceable(to, &self.layout, self.commit.step)
+            }
+            Standing::Other(other) => Err(self.lost(to, other)),
+        }
     }
 
     /// What is at the commit point of a root.
@@ -196,12 +223,13 @@ impl Adoption {
     /// Publishes `.metadata`: all files must be there, durably. See the module.
     ///
     /// Errors: I/O; `missing_file`; `fenced` where the attempt was collected there; `lost_commit` where another attempt
-    /// at the step is committed; `already_exists` where another job has claimed one of its epochs.
+    /// at the step is committed; `already_exists` where another job has claimed one of its epochs, or what it would
+    /// replace is held.
     pub fn publish(&self, to: &Root, mover: u32) -> Result<Adopted> {
         if let Some(adopted) = self.look(to, to.store.abilities().durable_publish)? {
             return Ok(adopted);
         }
-        to.check_fit(&Expect::Absent, &self.layout.metadata())?;
+        to.check_fit(&self.expect(to)?, &self.layout.metadata())?;
         self.copy_claims(to)?;
         if let Some(file) = self.missing(to)?.first() {
             let place = to.place(&self.layout.file(&file.name));
@@ -218,7 +246,13 @@ impl Adoption {
                 None => Err(self.collected(to)),
             };
         }
-        let published = to.store.publish(&staged, &self.layout.metadata(), &Expect::Absent);
+        // As late as possible: the hold of what is to go, and its version.
+        if let Some(older) = self.replaces {
+            let_removers_pass(to, &self.layout, older)?;
+        }
+        self.check_welcome(to)?;
+        let expect = self.expect(to)?;
+        let published = to.store.publish(&staged, &self.layout.metadata(), &expect);
         if let Ok(Published::Done { durable }) = published {
             return Ok(self.conclude(to, Adopted { published: true, durable }));
         }
@@ -230,11 +264,25 @@ impl Adoption {
         }
     }
 
+    /// What must be at the commit point for it to be published. Errors: `lost_commit`, I/O.
+    fn expect(&self, to: &Root) -> Result<Expect> {
+        match to.current(&self.layout)? {
+            None => Ok(Expect::Absent),
+            Some(there) if there.attempt.is_some() && there.attempt == self.replaces => {
+                Ok(Expect::Version(there.version))
+            }
+            // Ours was published by another mover: what is expected then is met by none, and the next look says so.
+            Some(there) if there.attempt == Some(self.attempt) => Ok(Expect::Absent),
+            Some(there) => Err(self.lost(to, there.attempt)),
+        }
+    }
+
     /// Whether it is committed there, and tidied up. Errors: `lost_commit`, I/O.
     fn look(&self, to: &Root, durable: bool) -> Result<Option<Adopted>> {
         match self.standing(to)? {
             Standing::Open => Ok(None),
             Standing::There => Ok(Some(self.conclude(to, Adopted { published: false, durable }))),
+            Standing::Other(other) if other.is_some() && other == self.replaces => Ok(None),
             Standing::Other(other) => Err(self.lost(to, other)),
         }
     }

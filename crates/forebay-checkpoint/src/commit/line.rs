@@ -13,7 +13,7 @@
 //! Damage is never stepped over in silence: a commit that cannot be read keeps its place on the line as far as that is
 //! known (one of no known epoch: by its number), and a damaged claim ends the walk, because below it nobody knows.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use forebay_error::{Code, Error, Result};
@@ -82,23 +82,23 @@ fn bound_of(commits: &[Place], claim: &EpochClaim, (step, epoch): (u64, u64)) ->
 }
 
 /// The commits of an epoch that are on the line, the newest first.
-fn of_epoch(commits: &[Place], epoch: u64, bound: Bound) -> Vec<u64> {
+fn of_epoch(commits: &[Place], epoch: u64, bound: Bound) -> Vec<Place> {
     let is_on = |commit: &Place| match (bound, commit.attempt) {
         (Bound::All, _) | (Bound::Save(_), None) => true,
         (Bound::Save(last), Some(attempt)) => attempt.save <= last,
         (Bound::Step(last), _) => commit.step <= last,
     };
     let found = in_order(commits, epoch).0.into_iter().rev();
-    found.filter(is_on).map(|commit| commit.step).collect()
+    found.filter(is_on).collect()
 }
 
-/// The steps of the newest epoch's line, in the order of commits, and why there may be more below. `claim` gives the
+/// The commits of the newest epoch's line, in the order of commits, and why there may be more below. `claim` gives the
 /// claims, asked newest first.
 fn walk(
     commits: &[Place],
     epochs: &[u64],
     mut claim: impl FnMut(u64) -> Result<Option<EpochClaim>>,
-) -> Result<(Vec<u64>, Option<Error>)> {
+) -> Result<(Vec<Place>, Option<Error>)> {
     let (mut on_line, mut cut) = (Vec::new(), None);
     let mut bound = Bound::All;
     let known = || epochs.iter().copied().chain(commits.iter().map(|commit| commit.epoch));
@@ -149,7 +149,8 @@ fn of_commits(
     let known: Vec<Place> = known
         .map(|(step, commit)| Place { step: *step, epoch: commit.epoch, attempt: commit.attempt })
         .collect();
-    let (mut order, cut) = walk(&known, epochs, claim)?;
+    let (order, cut) = walk(&known, epochs, claim)?;
+    let mut order: Vec<u64> = order.into_iter().map(|commit| commit.step).collect();
     let lost = commits.iter().filter(|(_, commit)| commit.epoch_lost).map(|(step, _)| *step);
     for step in lost {
         let at = order.iter().rposition(|on_line| *on_line < step).map_or(0, |at| at + 1);
@@ -158,6 +159,19 @@ fn of_commits(
     let is_damaged =
         |step: u64| commits.iter().any(|(of, commit)| *of == step && commit.damage.is_some());
     Ok(Line::new(order, is_damaged, cut))
+}
+
+impl CommitInfo {
+    /// Whether it is known to have been made before another one: in an older epoch, or in the same one by an earlier
+    /// save of the same run. Of writers without an epoch nothing is known.
+    pub fn is_before(&self, other: &Self) -> bool {
+        let is_known = |commit: &Self| !commit.epoch_lost && commit.damage.is_none();
+        if !is_known(self) || !is_known(other) || self.epoch != other.epoch || self.epoch == 0 {
+            return is_known(self) && is_known(other) && self.epoch < other.epoch;
+        }
+        let saves = self.attempt.zip(other.attempt);
+        saves.is_some_and(|(a, b)| a.run == b.run && a.save < b.save)
+    }
 }
 
 /// The claims of epochs of one or more roots that hold commits of the same job.
@@ -204,18 +218,53 @@ impl Claims {
         }
     }
 
-    /// Puts commits of different steps in their order.
-    pub fn rank(&self, commits: &[(u64, &CommitInfo)]) -> Ranked {
-        let epochs: Vec<u64> = self.known.keys().copied().collect();
-        let claim = |number: u64| match self.known.get(&number) {
+    fn claim(&self, number: u64) -> Result<Option<EpochClaim>> {
+        match self.known.get(&number) {
             Some(Some(claim)) => Ok(Some(claim.clone())),
             Some(None) => {
                 Err(Error::new(Code::InvalidMetadata, "the claim of an epoch is damaged"))
             }
             None => Ok(None),
+        }
+    }
+
+    /// Of several commits of one step, in different roots, the one that counts: the last on the newest epoch's line;
+    /// where none is on it, that of the newest epoch, and of that the last save.
+    pub fn choose<'a>(&self, commits: &[(u64, &'a CommitInfo)]) -> BTreeMap<u64, &'a CommitInfo> {
+        let places = commits.iter().map(|(step, commit)| Place {
+            step: *step,
+            epoch: commit.epoch,
+            attempt: commit.attempt,
+        });
+        let epochs: Vec<u64> = self.known.keys().copied().collect();
+        let line = walk(&places.collect::<Vec<_>>(), &epochs, |number| self.claim(number));
+        // As in `rank`: errors cannot come of what is in memory.
+        let line = line.map(|(line, _)| line).unwrap_or_default();
+        let on_line: HashMap<_, _> = line
+            .iter()
+            .enumerate()
+            .map(|(at, place)| ((place.step, place.epoch, place.attempt), at))
+            .collect();
+        let order = |step: u64, commit: &CommitInfo| {
+            let at = on_line.get(&(step, commit.epoch, commit.attempt));
+            (at.copied(), commit.epoch, commit.attempt.map(|attempt| attempt.save))
         };
+        let mut chosen: BTreeMap<u64, &CommitInfo> = BTreeMap::new();
+        for (step, commit) in commits {
+            let known = chosen.entry(*step).or_insert(commit);
+            if order(*step, commit) > order(*step, known) {
+                *known = commit;
+            }
+        }
+        chosen
+    }
+
+    /// Puts commits of different steps in their order.
+    pub fn rank(&self, commits: &[(u64, &CommitInfo)]) -> Ranked {
+        let epochs: Vec<u64> = self.known.keys().copied().collect();
         // Errors that are not damage cannot come of what is in memory.
-        let line = of_commits(commits, &epochs, claim).map(|line| line.steps).unwrap_or_default();
+        let line = of_commits(commits, &epochs, |number| self.claim(number));
+        let line = line.map(|line| line.steps).unwrap_or_default();
         let on_line: HashSet<u64> = line.iter().copied().collect();
         let sound = commits.iter().filter(|(_, commit)| commit.damage.is_none());
         let mut off: Vec<_> = sound.filter(|(step, _)| !on_line.contains(step)).collect();
@@ -387,9 +436,9 @@ mod tests {
             };
             Ok(found.map(claim))
         };
-        let (steps, cut) = walk(commits, &epochs, claim).unwrap();
+        let (line, cut) = walk(commits, &epochs, claim).unwrap();
         assert!(cut.is_none());
-        steps
+        line.into_iter().map(|commit| commit.step).collect()
     }
 
     #[test]

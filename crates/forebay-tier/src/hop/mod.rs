@@ -78,6 +78,8 @@ pub struct HopOptions {
     pub read_back: ReadBack,
     /// Who goes first at the limits.
     pub priority: Priority,
+    /// The older commit of the step that this one replaces there, if any.
+    pub replaces: Option<AttemptId>,
     /// Host and process, for people.
     pub who: String,
 }
@@ -91,6 +93,7 @@ impl Default for HopOptions {
             tries: 3,
             read_back: ReadBack::Auto,
             priority: Priority::Archive,
+            replaces: None,
             who: String::new(),
         }
     }
@@ -153,7 +156,7 @@ pub fn hop(
     watch: &impl Progress,
 ) -> Result<HopReport> {
     options.check()?;
-    let adoption = Adoption::read(&from.root, step)?;
+    let adoption = Adoption::read(&from.root, step)?.replacing(options.replaces);
     if let Some(report) = there_already(&adoption, to)? {
         return Ok(report);
     }
@@ -170,8 +173,8 @@ pub fn hop(
 
 fn there_already(adoption: &Adoption, to: &Side) -> Result<Option<HopReport>> {
     match adoption.standing(&to.root)? {
-        Standing::Open => Ok(None),
-        Standing::Other(other) => Err(adoption.lost(&to.root, other)),
+        // Before anything is sent; again right before it is published.
+        Standing::Open | Standing::Other(_) => adoption.check_welcome(&to.root).map(|()| None),
         Standing::There => {
             let durable = to.root.store.abilities().durable_publish;
             let adopted = adoption.conclude(&to.root, Adopted { published: false, durable });

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Rules, StepCopy, View};
+use super::{Rank, Rules, StepCopy, View};
 
 impl Rules {
     /// The commits of a tier that its rules keep.
@@ -28,7 +28,8 @@ impl Rules {
     }
 
     /// What to take away from a tier for `bytes` more, the oldest first: what goes anyhow; then what the rules would
-    /// keep but is neither pinned nor the newest, and is committed elsewhere. `None` where that is not enough.
+    /// keep but is neither pinned nor the newest, and is committed or was saved anew elsewhere. `None` where that is not
+    /// enough.
     pub fn reclaim(&self, view: &View, tier: usize, bytes: u64) -> Option<Vec<u64>> {
         let Some(capacity) = self.tiers.get(tier)?.capacity else { return Some(Vec::new()) };
         let mut over = view.used(tier).saturating_add(bytes).saturating_sub(capacity);
@@ -49,8 +50,9 @@ impl Rules {
     /// Whether a step that the rules keep may go all the same when room is needed.
     fn is_spare(&self, view: &View, tier: usize, step: u64) -> bool {
         let pinned = self.tiers.get(tier).is_some_and(|rules| rules.keep.pins.contains(&step));
-        let copied =
-            view.committed(tier, step).is_some_and(|copy| view.elsewhere(tier, step, copy.attempt));
+        let copied = view.committed(tier, step).is_some_and(|copy| {
+            copy.rank == Rank::Older || view.elsewhere(tier, step, copy.attempt)
+        });
         let newest = view.line.last() == Some(&step);
         !pinned && !newest && copied && self.may_go(view, tier, step)
     }
@@ -69,11 +71,15 @@ impl Rules {
     /// Whether a later tier takes it and does not have it, and it is on this one to bring it there: no tier between the
     /// two has it.
     fn awaited(&self, view: &View, tier: usize, step: u64, copy: &StepCopy) -> bool {
+        if copy.rank != Rank::Counts {
+            return false;
+        }
         let later = (0..view.tiers.len()).skip(tier + 1);
         later.zip(self.tiers.iter().skip(tier + 1)).any(|(later, rules)| {
-            // One that has another commit of the step takes it no more: a person has to look.
+            // One that has another commit of the step, which is not older, takes it no more: a person has to look.
+            let older = |there: &StepCopy| there.rank == Rank::Older && !self.holds.contains(&step);
             rules.takes(step)
-                && view.committed(later, step).is_none()
+                && view.committed(later, step).is_none_or(older)
                 && !view.passed_by(later, step, copy)
                 && !(tier + 1..later).any(|between| view.has(between, step, copy.attempt))
         })

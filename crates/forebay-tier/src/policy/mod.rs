@@ -11,6 +11,8 @@
 //!   that is out of reach must not fill the first tier.
 //! - The newest commit goes from the last tier that has it; so does one that is held.
 //! - A step that is being moved goes from its source.
+//! - A commit is moved that is not the one that counts for its step ([`Rank`]).
+//! - A commit that is held is replaced, or one by another that was not made later.
 
 mod admit;
 mod keep;
@@ -25,6 +27,18 @@ use forebay_checkpoint::commit::AttemptId;
 pub use admit::{Admission, Backlog};
 pub use moves::Order;
 
+/// How a copy stands to the commits of the same step on other tiers: a job that went back to an earlier step saves the
+/// later ones again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rank {
+    /// It is the commit of the step: where there is no other, or of several the last in the order of commits.
+    Counts,
+    /// Another tier has the one that counts, which was made later: that replaces it.
+    Older,
+    /// Another one counts, and was not made later as far as is known: a person has to look.
+    Aside,
+}
+
 /// A step on a tier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepCopy {
@@ -38,6 +52,8 @@ pub struct StepCopy {
     pub committed: bool,
     /// Somebody copies it from there, or restores it.
     pub in_use: bool,
+    /// Of one that is committed.
+    pub rank: Rank,
 }
 
 /// What is on a tier.

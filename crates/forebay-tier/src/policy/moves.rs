@@ -1,6 +1,8 @@
 //! What goes where next.
 
-use super::{Rules, StepCopy, View};
+use forebay_checkpoint::commit::AttemptId;
+
+use super::{Rank, Rules, StepCopy, View};
 use crate::limits::Priority;
 
 /// A step that is to be moved.
@@ -14,6 +16,8 @@ pub struct Order {
     pub to: usize,
     /// How urgent it is.
     pub priority: Priority,
+    /// The older commit of the step that it replaces there.
+    pub replaces: Option<AttemptId>,
 }
 
 impl View {
@@ -26,15 +30,16 @@ impl View {
 
 impl Rules {
     /// What is to be moved now: the newest first, then from the newest to the oldest. A step goes hop by hop: to the
-    /// nearest tier that takes it and lacks it, from the nearest one before that has it. A tier that has another commit
-    /// of the step gets none.
+    /// nearest tier that takes it and lacks it, from the nearest one before that has it. An older commit of the step is
+    /// replaced, unless it is held; a tier that has another one gets none.
     pub fn moves(&self, view: &View) -> Vec<Order> {
         let newest = view.line.last();
         let order = |step: &u64| {
             let (from, to) = self.hop_of(view, *step)?;
             let urgent = newest == Some(step);
             let priority = if urgent { Priority::Newest } else { Priority::Archive };
-            Some(Order { step: *step, from, to, priority })
+            let replaces = view.committed(to, *step).map(|older| older.attempt);
+            Some(Order { step: *step, from, to, priority, replaces })
         };
         view.line.iter().rev().filter_map(order).collect()
     }
@@ -43,15 +48,21 @@ impl Rules {
     pub fn hop_of(&self, view: &View, step: u64) -> Option<(usize, usize)> {
         let mut source: Option<(usize, &StepCopy)> = None;
         for (tier, rules) in (0..view.tiers.len()).zip(&self.tiers) {
-            if let Some(copy) = view.committed(tier, step) {
-                if view.tiers.get(tier).is_some_and(|tier| !tier.silent) {
-                    source = Some((tier, copy));
+            let there = view.committed(tier, step);
+            match there.map(|copy| (copy, copy.rank)) {
+                Some((copy, Rank::Counts)) => {
+                    if view.tiers.get(tier).is_some_and(|tier| !tier.silent) {
+                        source = Some((tier, copy));
+                    }
+                    continue;
                 }
-                continue;
+                Some((_, Rank::Older)) if !self.holds.contains(&step) => {}
+                Some((_, Rank::Older | Rank::Aside)) => continue,
+                None => {}
             }
             let Some((from, copy)) = source else { continue };
             if rules.takes(step)
-                && !view.passed_by(tier, step, copy)
+                && (there.is_some() || !view.passed_by(tier, step, copy))
                 && self.has_room(view, tier, step, copy)
             {
                 return Some((from, tier));
@@ -60,9 +71,11 @@ impl Rules {
         None
     }
 
-    /// Whether it fits, what of it is there already not counted twice. A farther tier is tried where it does not.
+    /// Whether it fits, what of it is there already not counted twice; an older commit of it stays until it is
+    /// replaced. A farther tier is tried where it does not.
     fn has_room(&self, view: &View, tier: usize, step: u64, copy: &StepCopy) -> bool {
         let there = view.tiers.get(tier).and_then(|tier| tier.copies.get(&step));
+        let there = there.filter(|there| !there.committed);
         let more = copy.bytes.saturating_sub(there.map_or(0, |copy| copy.bytes));
         self.reclaim(view, tier, more).is_some_and(|evict| evict.is_empty())
     }

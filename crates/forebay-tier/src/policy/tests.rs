@@ -15,7 +15,8 @@ fn attempt(save: u64) -> AttemptId {
 
 fn copy(step: u64, bytes: u64, age: u64) -> StepCopy {
     let age = Duration::from_secs(age);
-    StepCopy { attempt: attempt(step), bytes, age, committed: true, in_use: false }
+    let rank = Rank::Counts;
+    StepCopy { attempt: attempt(step), bytes, age, committed: true, in_use: false, rank }
 }
 
 fn keep(last: usize, every: u64) -> Keep {
@@ -51,7 +52,8 @@ fn view(line: &[u64], tiers: &[&[u64]]) -> View {
 #[test]
 fn steps_go_hop_by_hop_the_newest_first() {
     let view = view(&[10, 11, 12], &[&[10, 11, 12], &[10], &[]]);
-    let order = |step, from, to, priority| Order { step, from, to, priority };
+    let replaces = None;
+    let order = |step, from, to, priority| Order { step, from, to, priority, replaces };
     assert_eq!(
         three().moves(&view),
         [
@@ -67,7 +69,8 @@ fn a_tier_that_is_silent_is_no_source_and_still_counts() {
     let mut here = view(&[10, 20], &[&[10, 20], &[20], &[10]]);
     here.tiers[1].silent = true;
     // 10 is not brought back to a tier that a farther one has passed; 20 comes from where it can be read.
-    let order = Order { step: 20, from: 0, to: 2, priority: Priority::Newest };
+    let priority = Priority::Newest;
+    let order = Order { step: 20, from: 0, to: 2, priority, replaces: None };
     assert_eq!(three().moves(&here), [order]);
 }
 
@@ -78,6 +81,57 @@ fn a_full_tier_is_passed_over_for_the_next_and_a_step_does_not_come_back() {
     let view = view(&[10, 20], &[&[10, 20], &[], &[10]]);
     let moves = rules.moves(&view);
     assert_eq!(moves.iter().map(|order| (order.step, order.to)).collect::<Vec<_>>(), [(20, 2)]);
+}
+
+/// A job went back: tier 0 has its new commits of these steps, and the older ones rank after them.
+fn gone_back(mut view: View, steps: &[u64]) -> View {
+    for step in steps {
+        view.tiers[0].copies.get_mut(step).unwrap().attempt = attempt(1000 + step);
+        for tier in &mut view.tiers[1..] {
+            tier.copies.get_mut(step).into_iter().for_each(|copy| copy.rank = Rank::Older);
+        }
+    }
+    view
+}
+
+#[test]
+fn commits_of_a_job_that_went_back_replace_the_older_ones_on_every_tier() {
+    let line = [10, 20, 30];
+    let mut rules = three();
+    let here = gone_back(view(&line, &[&line, &[10, 20, 30], &[10, 20, 30]]), &[20, 30]);
+    let order =
+        |step, priority| Order { step, from: 0, to: 1, priority, replaces: Some(attempt(step)) };
+    // From tier 0, never the older one of tier 1 on to tier 2.
+    assert_eq!(rules.moves(&here), [order(30, Priority::Newest), order(20, Priority::Archive)]);
+    rules.tiers[0].keep = keep(0, 0);
+    assert_eq!(rules.evictable(&here, 0), [10], "the others are on no other tier yet");
+    rules.tiers[0].keep = keep(2, 0);
+    let mut next = here.clone();
+    for step in [20, 30] {
+        let new = next.tiers[0].copies[&step].clone();
+        next.tiers[1].copies.insert(step, new);
+    }
+    let hops: Vec<_> = rules.moves(&next).iter().map(|o| (o.step, o.from, o.to)).collect();
+    assert_eq!(hops, [(30, 1, 2), (20, 1, 2)]);
+    // One that is held stays, and what is not known to be older as well.
+    rules.holds.insert(20);
+    let mut aside = here.clone();
+    aside.tiers[1].copies.get_mut(&30).unwrap().rank = Rank::Aside;
+    let hops: Vec<_> = rules.moves(&aside).iter().map(|o| (o.step, o.from, o.to)).collect();
+    assert_eq!(hops, [(30, 0, 2)]);
+}
+
+#[test]
+fn an_older_commit_gives_way_where_there_is_no_room_and_stays_counted_until_then() {
+    let line = [10, 20, 30];
+    let mut rules = three();
+    rules.tiers[1].keep = keep(9, 0);
+    rules.tiers[1].capacity = Some(30);
+    let here = gone_back(view(&line, &[&line, &line, &[10]]), &[20, 30]);
+    assert!(rules.moves(&here).iter().all(|order| order.to != 1), "both would be there at once");
+    assert_eq!(rules.reclaim(&here, 1, 20), Some(vec![10, 20]));
+    rules.holds.insert(20);
+    assert_eq!(rules.reclaim(&here, 1, 20), None);
 }
 
 #[test]

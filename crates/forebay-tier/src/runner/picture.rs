@@ -17,7 +17,7 @@ use forebay_checkpoint::commit::{
 use super::sight::{Seen, Sight};
 use super::tiers::Tiers;
 use crate::limits::Priority;
-use crate::policy::{Order, Rules, StepCopy, Takes, TierView, View};
+use crate::policy::{Order, Rank, Rules, StepCopy, Takes, TierView, View};
 
 /// A tier as the picture is made of it.
 pub(crate) struct Known<'a> {
@@ -49,7 +49,8 @@ pub(crate) struct Picture {
 impl Picture {
     pub(crate) fn of(tiers: &Tiers, known: &[Known<'_>]) -> Self {
         let sights = || known.iter().filter_map(|tier| tier.sight);
-        let ranked = rank(&sights().collect::<Vec<_>>());
+        let commits = Commits::of(&sights().collect::<Vec<_>>());
+        let ranked = commits.rank();
         let mut pins: BTreeMap<u64, BTreeSet<String>> = BTreeMap::new();
         let mut holds = BTreeSet::new();
         for marks in sights().filter_map(|sight| sight.marks.as_ref()) {
@@ -59,7 +60,8 @@ impl Picture {
             }
         }
         let line = [&ranked.off_line[..], &ranked.line[..]].concat();
-        let of_tiers: Vec<(TierView, u64)> = known.iter().map(tier_view).collect();
+        let of_tier = |tier: &Known<'_>| tier_view(tier, &commits);
+        let of_tiers: Vec<(TierView, u64)> = known.iter().map(of_tier).collect();
         let used = of_tiers.iter().map(|(view, going)| {
             let copies = view.copies.values().map(|copy| copy.bytes);
             copies.fold(view.other_bytes.saturating_add(*going), u64::saturating_add)
@@ -93,7 +95,7 @@ impl Picture {
     pub(crate) fn elsewhere(&self, order: &Order) -> Option<Order> {
         let (view, rules) = &self.moves;
         let (from, to) = rules.hop_of(view, order.step)?;
-        Some(Order { from, to, ..*order })
+        Some(Order { from, to, replaces: self.commit(to, order.step), ..*order })
     }
 
     /// Whether a step's bytes have room on a tier now.
@@ -108,7 +110,8 @@ impl Picture {
     /// Bytes that a step would still need on a tier.
     pub(crate) fn missing_bytes(&self, order: &Order) -> u64 {
         let copy = |tier: usize| self.view.tiers.get(tier)?.copies.get(&order.step);
-        let there = copy(order.to).map_or(0, |copy| copy.bytes);
+        // An older commit of it stays until it is replaced, and its data for the grace time.
+        let there = copy(order.to).filter(|copy| !copy.committed).map_or(0, |copy| copy.bytes);
         copy(order.from).map_or(0, |copy| copy.bytes).saturating_sub(there)
     }
 
@@ -125,6 +128,18 @@ impl Picture {
     pub(crate) fn commit(&self, tier: usize, step: u64) -> Option<AttemptId> {
         let copy = self.view.tiers.get(tier)?.copies.get(&step)?;
         copy.committed.then_some(copy.attempt)
+    }
+
+    /// Older commits that stay in the way of what was saved later because they are held: tier and step.
+    pub(crate) fn held_back(&self) -> BTreeSet<(usize, u64)> {
+        let older = |tier: usize| {
+            let copies = self.view.tiers.get(tier).into_iter().flat_map(|tier| &tier.copies);
+            let held = copies.filter(|(step, copy)| {
+                copy.committed && copy.rank == Rank::Older && self.holds.contains(step)
+            });
+            held.map(move |(step, _)| (tier, *step))
+        };
+        (0..self.view.tiers.len()).flat_map(older).collect()
     }
 
     /// Tiers that have this commit, but for one.
@@ -146,33 +161,56 @@ fn copies_of(view: &View, step: u64) -> usize {
     view.tiers.iter().filter(|tier| copy(tier)).count()
 }
 
-/// All commits of all tiers in their order. Of several commits of one step the newest counts.
-fn rank(sights: &[&Sight]) -> Ranked {
-    let mut claims = Claims::default();
-    let mut commits: BTreeMap<u64, &CommitInfo> = BTreeMap::new();
-    for sight in sights {
-        claims.merge(&sight.claims);
-        for (step, seen) in &sight.steps {
-            let Some(commit) = &seen.state.commit else { continue };
+/// The commits of all tiers.
+struct Commits<'a> {
+    claims: Claims,
+    /// Of several commits of one step the one that counts.
+    chosen: BTreeMap<u64, &'a CommitInfo>,
+}
+
+impl<'a> Commits<'a> {
+    fn of(sights: &[&'a Sight]) -> Self {
+        let mut claims = Claims::default();
+        let mut all: Vec<(u64, &CommitInfo)> = Vec::new();
+        for sight in sights {
+            claims.merge(&sight.claims);
+            let commits = sight.steps.iter();
+            let commits =
+                commits.filter_map(|(step, seen)| Some((*step, seen.state.commit.as_ref()?)));
             // What Forebay did not write is not moved, and no rule counts it.
-            if commit.attempt.is_none() || commit.damage.is_some() {
-                continue;
-            }
-            let order = |commit: &CommitInfo| (commit.epoch, commit.attempt.map(|id| id.save));
-            let known = commits.entry(*step).or_insert(commit);
-            if order(commit) > order(known) {
-                *known = commit;
-            }
+            all.extend(commits.filter(|(_, commit)| {
+                commit.attempt.is_some() && commit.damage.is_none() && !commit.epoch_lost
+            }));
+        }
+        let chosen = claims.choose(&all);
+        Self { claims, chosen }
+    }
+
+    /// In their order.
+    fn rank(&self) -> Ranked {
+        let commits = self.chosen.iter().map(|(step, commit)| (*step, *commit));
+        self.claims.rank(&commits.collect::<Vec<_>>())
+    }
+
+    /// How a tier's commit of a step stands to the others.
+    fn rank_of(&self, step: u64, commit: &CommitInfo) -> Rank {
+        match self.chosen.get(&step) {
+            Some(chosen) if chosen.attempt != commit.attempt => match commit.is_before(chosen) {
+                true => Rank::Older,
+                false => Rank::Aside,
+            },
+            _ => Rank::Counts,
         }
     }
-    claims.rank(&commits.into_iter().collect::<Vec<_>>())
 }
 
 /// A tier as the rules see it, and bytes that are going.
-fn tier_view(known: &Known<'_>) -> (TierView, u64) {
+fn tier_view(known: &Known<'_>, commits: &Commits<'_>) -> (TierView, u64) {
     let (mut view, mut going) = (TierView::default(), 0u64);
     for (step, seen) in known.sight.into_iter().flat_map(|sight| &sight.steps) {
-        let (copy, more_going, other) = step_copy(seen, known.in_use.contains(step));
+        let in_use = known.in_use.contains(step);
+        let rank = |commit: &CommitInfo| commits.rank_of(*step, commit);
+        let (copy, more_going, other) = step_copy(seen, in_use, rank);
         going = going.saturating_add(more_going);
         view.other_bytes = view.other_bytes.saturating_add(other);
         view.copies.extend(copy.map(|copy| (*step, copy)));
@@ -181,7 +219,11 @@ fn tier_view(known: &Known<'_>) -> (TierView, u64) {
 }
 
 /// The copy of a step on a tier, bytes that are going there, and bytes of anything else.
-fn step_copy(seen: &Seen, in_use: bool) -> (Option<StepCopy>, u64, u64) {
+fn step_copy(
+    seen: &Seen,
+    in_use: bool,
+    rank: impl Fn(&CommitInfo) -> Rank,
+) -> (Option<StepCopy>, u64, u64) {
     let StepState { commit, attempts, .. } = &*seen.state;
     let is_removed = |status: &AttemptStatus| *status == AttemptStatus::Removed;
     let going = attempts.iter().filter(|attempt| is_removed(&attempt.status));
@@ -190,7 +232,8 @@ fn step_copy(seen: &Seen, in_use: bool) -> (Option<StepCopy>, u64, u64) {
     let sound = commit.as_ref().filter(|commit| commit.damage.is_none());
     if let Some((commit, attempt)) = sound.and_then(|commit| Some((commit, commit.attempt?))) {
         let (bytes, age) = (commit.bytes, seen.age());
-        let copy = StepCopy { attempt, bytes, age, committed: true, in_use };
+        let rank = rank(commit);
+        let copy = StepCopy { attempt, bytes, age, committed: true, in_use, rank };
         return (Some(copy), going, left.map(|attempt| attempt.bytes).sum());
     }
     let damaged = commit.as_ref().map_or(0, |commit| commit.bytes);
@@ -203,6 +246,7 @@ fn step_copy(seen: &Seen, in_use: bool) -> (Option<StepCopy>, u64, u64) {
         age: attempt.age,
         committed: false,
         in_use,
+        rank: Rank::Counts,
     });
     let other: u64 = left.iter().map(|attempt| attempt.bytes).sum();
     (copy, going, damaged.saturating_add(other))

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_checkpoint::commit::{AttemptId, AttemptStatus};
+use forebay_error::{Code, Error};
 
 use super::picture::Picture;
 use super::state::{Moving, Shared, State};
@@ -66,6 +67,7 @@ fn sample(shared: &Shared, state: &mut State) {
 
 fn decide(shared: &Shared, state: &mut State, picture: &Picture) -> Vec<Start> {
     state.wanted = picture.wanted();
+    tell_held_back(state, picture);
     let now = Instant::now();
     let there: BTreeSet<u64> = picture.view.line.iter().copied().collect();
     state.retries.retain(|(step, _), _| there.contains(step));
@@ -80,6 +82,18 @@ fn decide(shared: &Shared, state: &mut State, picture: &Picture) -> Vec<Start> {
         starts.extend(tidy_of(shared, state, picture, tier, now, &room).map(Start::Tidy));
     }
     starts
+}
+
+/// Once, as long as it is so.
+fn tell_held_back(state: &mut State, picture: &Picture) {
+    let now = picture.held_back();
+    for (tier, step) in now.difference(&state.held_back).copied().collect::<Vec<_>>() {
+        let what = format!("step {step} was saved anew, and the older one here is held: it stays");
+        let error = Error::new(Code::AlreadyExists, what);
+        let error = error.hint("`forebay tier release` ends the hold, and it is replaced then");
+        state.trouble(Some(tier), Some(step), &error, None);
+    }
+    state.held_back = now;
 }
 
 fn moves(
@@ -239,7 +253,7 @@ fn begin(shared: &Arc<Shared>, start: Start) -> Option<JoinHandle<()>> {
     match spawned {
         Ok(thread) => Some(thread),
         Err(error) => {
-            let error = forebay_error::Error::io("cannot start a thread", error);
+            let error = Error::io("cannot start a thread", error);
             shared.change(|state| {
                 match &start {
                     Start::Move(moving) => state.moving.retain(|m| !Arc::ptr_eq(m, moving)),

@@ -138,8 +138,8 @@ fn copy(
     };
     let mut first: Option<Error> = None;
     for from in 0..shared.tiers.count() {
-        let order =
-            Order { step, from, to: destination.tier.unwrap_or(from), priority: Priority::Archive };
+        let (to_tier, priority) = (destination.tier.unwrap_or(from), Priority::Archive);
+        let order = Order { step, from, to: to_tier, priority, replaces: None };
         let moving = Moving::new(order, 0);
         let watch = Watch { moving: &moving, stop: &shared.stop };
         match shared.tiers.side(from).and_then(|side| hop(&side, &to, step, &options, &watch)) {

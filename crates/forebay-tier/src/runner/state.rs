@@ -48,6 +48,8 @@ pub(crate) struct State {
     pub(crate) changes: u64,
     /// What was wanted when the planner looked last.
     pub(crate) wanted: Vec<Order>,
+    /// Steps that are held and were to be replaced: told already.
+    pub(crate) held_back: BTreeSet<(usize, u64)>,
 }
 
 /// One tier.
@@ -101,6 +103,7 @@ impl Shared {
             troubles: VecDeque::new(),
             changes: 0,
             wanted: Vec::new(),
+            held_back: BTreeSet::new(),
         };
         Self {
             tiers,

@@ -12,7 +12,7 @@ use crate::audit_log::Event;
 use crate::hop::{Arrival, HopOptions, HopReport, hop};
 use crate::policy::Order;
 
-/// A step of which another commit is there is left alone for that long: a person has to look.
+/// A step of which another commit is there that must stay is left alone for that long: a person has to look.
 const OTHER_COMMIT: Duration = Duration::from_secs(600);
 
 /// Moves a step, and tells how that went.
@@ -68,6 +68,7 @@ fn try_hop(shared: &Shared, moving: &Moving) -> Result<HopReport> {
         part_bytes: config.part_bytes,
         files_at_once: config.files_at_once,
         priority: order.priority,
+        replaces: order.replaces,
         who: shared.tiers.who.clone(),
         ..HopOptions::default()
     };
@@ -80,6 +81,10 @@ fn log(shared: &Shared, order: &Order, report: &HopReport, durable: bool) {
     let root = shared.tiers.root(order.to).ok();
     let note = format!("{} bytes sent", report.bytes_sent);
     let note = if durable { note } else { note + "; may not survive a loss of power" };
+    let note = match order.replaces {
+        Some(older) => format!("{note}; replaces {older}"),
+        None => note,
+    };
     shared.log(Event {
         who: shared.tiers.who.clone(),
         what: "move".to_owned(),
@@ -104,7 +109,7 @@ fn failed(
     let seed = order.step ^ shared.started.elapsed().as_nanos() as u64;
     let retry = state.retries.entry((order.step, order.to)).or_default();
     let mut again = retry.fail(Instant::now(), seed);
-    if error.code() == Code::LostCommit {
+    if matches!(error.code(), Code::LostCommit | Code::AlreadyExists) {
         retry.rest(Instant::now(), OTHER_COMMIT);
         again = OTHER_COMMIT;
     }

@@ -8,4 +8,5 @@ mod limited;
 mod movers;
 mod nearest;
 mod places;
+mod replace;
 mod world;

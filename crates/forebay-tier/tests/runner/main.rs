@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
 mod acts;
+mod again;
 mod drain;
 mod heal;
 mod keep;

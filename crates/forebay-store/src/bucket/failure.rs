@@ -63,6 +63,8 @@ pub(super) fn kind_of(raw: &Raw, note: &Note, provider: Option<Provider>) -> Kin
         Raw::Generic { .. } if note.requests == 0 => Kind::Permanent,
         Raw::Generic { .. } => match status {
             429 | 503 => Kind::Transient { slow: true },
+            // A server that does not know the request will not know it later.
+            501 | 505 => Kind::Permanent,
             408 | 500.. => Kind::Transient { slow: false },
             400..=499 if is_damage(raw) => Kind::Transient { slow: false },
             300..=499 => Kind::Permanent,
@@ -241,6 +243,7 @@ mod tests {
         let kind = |body: &str, status| kind_of(&raw(body), &answered(status), Some(Provider::S3));
         assert_eq!(kind("", 503), Kind::Transient { slow: true });
         assert_eq!(kind("", 500), Kind::Transient { slow: false });
+        assert_eq!(kind("", 501), Kind::Permanent, "not implemented");
         assert_eq!(kind("<Code>BadDigest</Code>", 400), Kind::Transient { slow: false });
         assert_eq!(kind("<Code>InvalidArgument</Code>", 400), Kind::Permanent);
         assert_eq!(kind("", 206), Kind::Transient { slow: false }, "a body that broke off");

@@ -15,10 +15,12 @@
 //! bytes: an object that was replaced and put back counts as unchanged there.
 //!
 //! What the store honours is found out before the first change that needs it ([`probe`]). Trouble passes through
-//! one place ([`retry`]), requests in flight are regulated ([`gate`]), slow reads are asked for twice ([`hedge`]), and
-//! no error, log or `Debug` holds a secret ([`failure`]).
+//! one place ([`retry`]), requests in flight are regulated ([`gate`]), slow reads are asked for twice ([`hedge`]),
+//! connections leave this machine as they are told to ([`dial`]), and no error, log or `Debug` holds a secret
+//! ([`failure`]).
 
 mod client;
+mod dial;
 mod download;
 mod failure;
 mod gate;

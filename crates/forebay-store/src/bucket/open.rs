@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_error::{Code, Error, Result};
+use object_store::RetryConfig;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::client::HttpConnector;
@@ -11,10 +12,10 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::list::PaginatedListStore;
 use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
-use object_store::{Certificate, ClientOptions, HeaderValue, RetryConfig};
 use url::Url;
 
 use super::client::Client;
+use super::dial::{Dial, is_plain, variable};
 use super::place::Provider;
 use super::renewal::Renewal;
 use super::runtime;
@@ -85,8 +86,8 @@ pub(super) fn memory(name: &str, prefix: &str, settings: &StoreSettings) -> Resu
 fn s3(bucket: &str, settings: &StoreSettings, handle: &tokio::runtime::Handle) -> Result<Stores> {
     let variables = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];
     let endpoint = settings.endpoint.clone().or_else(|| variable(&variables));
-    let options = options(settings, endpoint.as_deref(), "AWS_CA_BUNDLE")?;
-    let connector = Connector { bucket: bucket.to_owned() };
+    let dial = Dial::new(settings, endpoint.as_deref(), "AWS_CA_BUNDLE")?;
+    let (options, connector) = (dial.options(), Connector::new(bucket, &dial)?);
     let http = made_of(connector.connect(&options))?;
     let mut builder = AmazonS3Builder::from_env()
         .with_bucket_name(bucket)
@@ -143,10 +144,11 @@ fn bucket_url(bucket: &str, endpoint: Option<&str>, region: &str, in_host: bool)
 
 fn gcs(bucket: &str, settings: &StoreSettings) -> Result<Stores> {
     let endpoint = settings.endpoint.clone().or_else(|| variable(&["STORAGE_EMULATOR_HOST"]));
+    let dial = Dial::new(settings, endpoint.as_deref(), "SSL_CERT_FILE")?;
     let mut builder = GoogleCloudStorageBuilder::from_env()
         .with_bucket_name(bucket)
-        .with_client_options(options(settings, endpoint.as_deref(), "SSL_CERT_FILE")?)
-        .with_http_connector(Connector { bucket: bucket.to_owned() })
+        .with_client_options(dial.options())
+        .with_http_connector(Connector::new(bucket, &dial)?)
         .with_retry(no_retries());
     if let Some(endpoint) = &endpoint {
         // An emulator, which asks for no token; a proxy to the real one speaks TLS.
@@ -157,10 +159,11 @@ fn gcs(bucket: &str, settings: &StoreSettings) -> Result<Stores> {
 
 fn azure(container: &str, settings: &StoreSettings) -> Result<Stores> {
     let endpoint = settings.endpoint.clone().or_else(|| variable(&["AZURE_STORAGE_ENDPOINT"]));
+    let dial = Dial::new(settings, endpoint.as_deref(), "SSL_CERT_FILE")?;
     let mut builder = MicrosoftAzureBuilder::from_env()
         .with_container_name(container)
-        .with_client_options(options(settings, endpoint.as_deref(), "SSL_CERT_FILE")?)
-        .with_http_connector(Connector { bucket: container.to_owned() })
+        .with_client_options(dial.options())
+        .with_http_connector(Connector::new(container, &dial)?)
         .with_retry(no_retries());
     if let Some(endpoint) = endpoint {
         builder = builder.with_allow_http(is_plain(&endpoint)).with_endpoint(endpoint);
@@ -207,34 +210,4 @@ fn kind_of(error: &object_store::Error) -> String {
 /// Retries are made above, where it is known what they mean.
 fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
-}
-
-fn options(settings: &StoreSettings, endpoint: Option<&str>, ca: &str) -> Result<ClientOptions> {
-    let agent = concat!("forebay/", env!("CARGO_PKG_VERSION"));
-    let mut options = ClientOptions::new()
-        .with_allow_http(endpoint.is_some_and(is_plain))
-        .with_connect_timeout(settings.connect_timeout)
-        .with_timeout_disabled()
-        .with_pool_max_idle_per_host(settings.concurrency.saturating_mul(2))
-        .with_user_agent(HeaderValue::from_static(agent));
-    let from_variable = || variable(&[ca]).map(std::path::PathBuf::from);
-    if let Some(file) = settings.ca_file.clone().or_else(from_variable) {
-        let place = file.display();
-        let pem = std::fs::read(&file)
-            .map_err(|error| Error::io("cannot read certificates to trust", error).at(place))?;
-        let bundle = Certificate::from_pem_bundle(&pem).ok().filter(|bundle| !bundle.is_empty());
-        let no_bundle = || Error::new(Code::Usage, "no PEM certificates").at(file.display());
-        for certificate in bundle.ok_or_else(no_bundle)? {
-            options = options.with_root_certificate(certificate);
-        }
-    }
-    Ok(options)
-}
-
-fn is_plain(endpoint: &str) -> bool {
-    endpoint.get(..7).is_some_and(|start| start.eq_ignore_ascii_case("http://"))
-}
-
-fn variable(names: &[&str]) -> Option<String> {
-    names.iter().find_map(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
 }

@@ -24,6 +24,9 @@ pub struct StoreSettings {
     pub path_style: Option<bool>,
     /// A file of PEM certificates to trust beside the system's; `AWS_CA_BUNDLE` where `None`.
     pub ca_file: Option<PathBuf>,
+    /// Where connections to the bucket leave this machine: an IP address of it, or the name of an interface (`eth1`).
+    /// Credentials are asked for on the system's own route, and a name is resolved there.
+    pub bind: Option<String>,
     /// KMS key that S3 is to encrypt with.
     pub sse_kms_key: Option<String>,
     /// Profile of the AWS configuration files, with SSO and credential processes; `AWS_PROFILE` where `None`. One that
@@ -61,6 +64,7 @@ impl Default for StoreSettings {
             region: None,
             path_style: None,
             ca_file: None,
+            bind: None,
             sse_kms_key: None,
             profile: None,
             request_timeout: Duration::from_secs(20),

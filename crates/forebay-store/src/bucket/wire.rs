@@ -11,10 +11,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use forebay_error::Result;
 use object_store::client::{
     ClientOptions, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest,
     HttpRequestBody, HttpResponse, HttpService, ReqwestConnector,
 };
+
+use super::dial::Dial;
 
 /// Checksums that S3 compares and gives back; base64 of a CRC-64/NVME or SHA-256.
 const CHECKSUMS: [&str; 2] = ["x-amz-checksum-crc64nvme", "x-amz-checksum-sha256"];
@@ -64,19 +67,30 @@ pub(super) struct Tampered(pub(super) Bytes);
 #[derive(Debug)]
 pub(super) struct Connector {
     /// Tells requests to the store from those for credentials: it is in the URL of the former.
-    pub(super) bucket: String,
+    bucket: String,
+    /// What requests to the store go through, where it is another client.
+    bound: Option<HttpClient>,
+}
+
+impl Connector {
+    pub(super) fn new(bucket: &str, dial: &Dial) -> Result<Self> {
+        Ok(Self { bucket: bucket.to_owned(), bound: dial.bound()? })
+    }
 }
 
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let inner = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Wire { inner, bucket: self.bucket.clone() }))
+        let of_store = self.bound.clone().unwrap_or_else(|| inner.clone());
+        Ok(HttpClient::new(Wire { inner, of_store, bucket: self.bucket.clone() }))
     }
 }
 
 #[derive(Debug)]
 struct Wire {
+    /// For credentials.
     inner: HttpClient,
+    of_store: HttpClient,
     bucket: String,
 }
 
@@ -91,15 +105,18 @@ impl std::fmt::Display for Differs {
 
 impl std::error::Error for Differs {}
 
+type Answer = std::result::Result<HttpResponse, HttpError>;
+
 #[async_trait]
 impl HttpService for Wire {
-    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
+    async fn call(&self, mut request: HttpRequest) -> Answer {
         let of_store = request.uri().to_string().contains(&self.bucket);
         if let Some(Tampered(bytes)) = request.extensions().get::<Tampered>().cloned() {
             *request.body_mut() = HttpRequestBody::from(bytes);
         }
         let sent = CHECKSUMS.map(|name| request.headers().get(name).cloned());
-        let answer = self.inner.execute(request).await;
+        let client = if of_store { &self.of_store } else { &self.inner };
+        let answer = client.execute(request).await;
         if !of_store {
             let refused = answer.as_ref().map_or(true, |response| !response.status().is_success());
             with_note(|note| note.credentials = refused);

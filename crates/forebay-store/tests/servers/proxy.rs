@@ -5,7 +5,7 @@
 //! they write, the create-if-absent that S3 has; races are raced between clients and the proxy.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
@@ -33,6 +33,8 @@ pub(crate) struct Request<'a> {
     /// With the query.
     pub(crate) path: &'a str,
     pub(crate) head: &'a str,
+    /// Whose it is.
+    pub(crate) peer: IpAddr,
 }
 
 type Decide = dyn Fn(&Request<'_>) -> Action + Send + Sync;
@@ -74,7 +76,8 @@ fn serve(
     let Some((head, mut body)) = read_request(&mut client)? else { return Ok(()) };
     let mut words = head.split_whitespace();
     let (method, path) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
-    let action = decide(&Request { method, path, head: &head });
+    let peer = stream.peer_addr()?.ip();
+    let action = decide(&Request { method, path, head: &head, peer });
     match &action {
         Action::Cut => return stream.shutdown(Shutdown::Both),
         Action::Delay(time) => std::thread::sleep(*time),

@@ -16,6 +16,7 @@ pub(super) fn read(mut section: Section<'_, '_>) -> Result<StoreSettings> {
         region: section.text("region")?,
         path_style: section.flag("path_style", serde_json::Value::Null)?,
         ca_file: section.path("ca_file", None)?,
+        bind: section.text("bind")?,
         sse_kms_key: section.text("sse_kms_key")?,
         profile: section.text("profile")?,
         request_timeout: section

@@ -66,8 +66,7 @@ impl Tiers {
         let until = Instant::now() + Duration::try_from_secs_f64(patience_s).unwrap_or(TICK);
         interruptible(py, move |stop| {
             loop {
-                let bytes = runner.expected_bytes();
-                match runner.admit(bytes, TICK) {
+                match runner.admit_next(TICK) {
                     Ok(Admitted::Skip) => return Ok(false),
                     Ok(Admitted::Save(_)) => return Ok(true),
                     Err(error) if error.code() == Code::Timeout => {

@@ -67,6 +67,21 @@ pub(crate) fn is_announced(root: &Root, layout: &Layout, attempt: AttemptId) -> 
     Ok(root.store.get(&layout.record(attempt, REMOVING), RECORD_BYTES_MAX)?.is_some())
 }
 
+/// How long ago, by the store's clock, a commit's removal was announced, if it is.
+pub(crate) fn announced_since(
+    root: &Root,
+    layout: &Layout,
+    attempt: AttemptId,
+) -> Result<Option<Duration>> {
+    let key = layout.record(attempt, REMOVING);
+    let listed = match root.store.list_here(&layout.records(attempt), LIST_MAX) {
+        Ok(listed) => listed,
+        Err(error) if error.code() == Code::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    Ok(listed.into_iter().find(|object| object.key == key).map(|object| object.age.0))
+}
+
 /// Takes a commit's `.metadata` away after it was [announced](announce); whether it was there and is gone.
 pub(crate) fn unpublish(root: &Root, layout: &Layout, attempt: AttemptId) -> Result<bool> {
     if root.committed(layout)? != Some(Some(attempt)) {

@@ -83,11 +83,25 @@ pub fn gc(root: &Root, options: &GcOptions) -> Result<GcReport> {
         folders.push(Layout::new(""));
     }
     let mut report = collect(root, &folders, options);
-    uploads::forget(root, &folders, options, &mut report);
-    remove_pulses(root, options, &mut report);
-    super::index::tidy(root, options, &mut report);
-    strays::remove_temps(root, options, &mut report);
+    beside(root, &folders, options, &mut report);
     Ok(report)
+}
+
+/// The part of [`gc`] that is not of one step: uploads that nobody ends, signs of life of runs that ended, notes for
+/// listings whose step is gone, temporary objects beside the steps. For callers that collect folder by folder.
+///
+/// Errors: the steps cannot be listed. What else goes wrong is told in the report.
+pub fn gc_beside(root: &Root, options: &GcOptions) -> Result<GcReport> {
+    let mut report = GcReport::default();
+    beside(root, &layouts(root)?, options, &mut report);
+    Ok(report)
+}
+
+fn beside(root: &Root, folders: &[Layout], options: &GcOptions, report: &mut GcReport) {
+    uploads::forget(root, folders, options, report);
+    remove_pulses(root, options, report);
+    super::index::tidy(root, options, report);
+    strays::remove_temps(root, options, report);
 }
 
 /// Signs of life of runs that ended without removing them. The run that has the root keeps its own.

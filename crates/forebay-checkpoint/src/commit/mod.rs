@@ -115,7 +115,7 @@ pub use adopt::{Adopted, Adoption, Standing};
 pub use attempt::{Attempt, Spec};
 pub use clock::{Clock, SystemClock};
 pub use epoch::{claim, claim_among};
-pub use gc::{GcOptions, GcReport, gc, gc_folder};
+pub use gc::{GcOptions, GcReport, gc, gc_beside, gc_folder};
 pub use hints::{Answer, Board, Hint, Hints, Order, Pulse, Suspect};
 pub use id::{AttemptId, RunId, StructureHash};
 pub use index::listing;
@@ -126,7 +126,9 @@ pub use names::{
     step_of_folder,
 };
 pub use policy::Policy;
-pub use prune::{PruneOptions, PruneReport, Retention, prune, retire};
+pub use prune::{
+    MayGo, PruneOptions, PruneReport, Retention, is_being_removed, prune, retire, retire_while,
+};
 pub use publish::{Assembled, Gathered};
 pub use readers::{READ_LEASE, ReadLease};
 pub use record::{Failure, FileRef};

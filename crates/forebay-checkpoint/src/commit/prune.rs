@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use forebay_error::{Code, Error, Result};
 
-use super::aside::{Announced, announce, is_announced, take_back, unpublish};
+use super::aside::{Announced, announce, announced_since, is_announced, take_back, unpublish};
 use super::gc::{GcOptions, GcReport, gc, settle, sweep};
 use super::id::AttemptId;
 use super::keep::Keep;
@@ -23,6 +23,10 @@ use super::marks::Marks;
 use super::names::Layout;
 use super::root::Root;
 use super::steps::{StepState, steps};
+
+/// How long a remover may take from its announcement to the removal: some seconds a step as a rule, of 64 steps at the
+/// most ([`retire_while`] asks before each).
+const ANNOUNCED_MAX: Duration = Duration::from_secs(600);
 
 /// Which commits stay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,7 +103,8 @@ pub fn prune(root: &Root, retention: &Retention, options: &PruneOptions) -> Resu
     if collects_first {
         report.gc = gc(root, &options.gc)?;
     }
-    let gone = remove(root, commits, options, &mut keep, &mut report)?;
+    let mut rules = Rules { keep: &mut keep, may_go: &mut |_, _| Ok(true) };
+    let gone = remove(root, commits, options, &mut rules, &mut report)?;
     if gone.is_empty() && !collects_first {
         report.gc = gc(root, &options.gc)?;
     }
@@ -119,6 +124,19 @@ pub fn retire(
     commits: &[(u64, AttemptId)],
     options: &PruneOptions,
 ) -> Result<PruneReport> {
+    retire_while(root, commits, options, &mut |_, _| Ok(true))
+}
+
+/// The same for callers that remove a commit because of something outside this root, a copy elsewhere as a rule:
+/// `may_go` is asked after the removal was announced, right before the step goes. Where it says no, or fails, the
+/// announcement is taken back and the step stays. Two callers that each rely on the copy that the other removes both
+/// announce before they ask, so the later one finds the other with [`is_being_removed`].
+pub fn retire_while(
+    root: &Root,
+    commits: &[(u64, AttemptId)],
+    options: &PruneOptions,
+    may_go: MayGo<'_>,
+) -> Result<PruneReport> {
     let mut report = PruneReport::default();
     let mut keep = Keep::held(root)?;
     let mut free = Vec::new();
@@ -128,8 +146,35 @@ pub fn retire(
             Err(error) => report.failed.push((*step, error)),
         }
     }
-    remove(root, free, options, &mut keep, &mut report)?;
+    let mut rules = Rules { keep: &mut keep, may_go };
+    remove(root, free, options, &mut rules, &mut report)?;
     Ok(report)
+}
+
+/// Whether somebody has announced that a commit goes, and has not taken that back: it may be gone the next moment. An
+/// announcement of more than [`ANNOUNCED_MAX`] ago is of a remover that was killed, and is taken back, so that one that
+/// only slept finds that it is gone.
+pub fn is_being_removed(root: &Root, step: u64, attempt: AttemptId) -> Result<bool> {
+    let layout = Layout::of_step(step);
+    match announced_since(root, &layout, attempt)? {
+        Some(age) if age > ANNOUNCED_MAX => take_back(root, &layout, attempt).map(|()| false),
+        announced => Ok(announced.is_some()),
+    }
+}
+
+/// Says whether a commit may still go.
+pub type MayGo<'a> = &'a mut dyn FnMut(u64, AttemptId) -> Result<bool>;
+
+/// What is asked right before a step goes.
+struct Rules<'a> {
+    keep: &'a mut Keep,
+    may_go: MayGo<'a>,
+}
+
+impl Rules<'_> {
+    fn stays(&mut self, root: &Root, doomed: &Doomed) -> Result<bool> {
+        Ok(self.keep.stays(root, doomed.step)? || !(self.may_go)(doomed.step, doomed.attempt)?)
+    }
 }
 
 /// A commit whose removal is announced.
@@ -146,7 +191,7 @@ fn remove(
     root: &Root,
     commits: Vec<(u64, AttemptId)>,
     options: &PruneOptions,
-    keep: &mut Keep,
+    rules: &mut Rules<'_>,
     report: &mut PruneReport,
 ) -> Result<Vec<(Layout, AttemptId)>> {
     if options.gc.dry_run {
@@ -166,7 +211,7 @@ fn remove(
         }
     }
     let no_room = announced.iter().any(|doomed| !doomed.written);
-    let gone = take_away(root, announced, options, keep, report);
+    let gone = take_away(root, announced, options, rules, report);
     if !(options.wait || no_room) || gone.is_empty() {
         return Ok(Vec::new());
     }
@@ -182,16 +227,16 @@ fn take_away(
     root: &Root,
     announced: Vec<Doomed>,
     options: &PruneOptions,
-    keep: &mut Keep,
+    rules: &mut Rules<'_>,
     report: &mut PruneReport,
 ) -> Vec<(Layout, AttemptId)> {
     let mut gone = Vec::new();
     if !announced.is_empty() {
         root.clock.sleep(settle(root, &options.gc));
-        keep.forget();
+        rules.keep.forget();
     }
     for doomed in announced {
-        match take(root, &doomed, keep) {
+        match take(root, &doomed, rules) {
             Ok(true) => {
                 report.unpublished.push(doomed.step);
                 gone.push((doomed.layout, doomed.attempt));
@@ -204,9 +249,9 @@ fn take_away(
 }
 
 /// Takes one commit away; false where it stays, or another is there by now.
-fn take(root: &Root, doomed: &Doomed, keep: &mut Keep) -> Result<bool> {
-    let Doomed { step, layout, attempt, written } = doomed;
-    match keep.stays(root, *step) {
+fn take(root: &Root, doomed: &Doomed, rules: &mut Rules<'_>) -> Result<bool> {
+    let Doomed { layout, attempt, written, .. } = doomed;
+    match rules.stays(root, doomed) {
         Ok(false) => {}
         stays => {
             let back = if *written { take_back(root, layout, *attempt) } else { Ok(()) };

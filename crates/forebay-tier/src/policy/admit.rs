@@ -39,7 +39,7 @@ impl Rules {
         }
         let fits = |tier: usize| {
             let rules = self.tiers.get(tier);
-            rules.is_some_and(|rules| rules.capacity.is_none_or(|capacity| bytes <= capacity))
+            rules.is_some_and(|rules| rules.ever.is_none_or(|most| bytes <= most))
         };
         let later = 1..view.tiers.len().min(self.tiers.len());
         match self.backlog {

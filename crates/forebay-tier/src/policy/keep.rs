@@ -28,8 +28,8 @@ impl Rules {
     }
 
     /// What to take away from a tier for `bytes` more, the oldest first: what goes anyhow; then what the rules would
-    /// keep but is neither pinned nor the newest, and is committed or was saved anew elsewhere. `None` where that is not
-    /// enough.
+    /// keep but is neither pinned nor the newest, and is committed or was saved anew elsewhere. `None` where that is
+    /// not enough.
     pub fn reclaim(&self, view: &View, tier: usize, bytes: u64) -> Option<Vec<u64>> {
         let Some(capacity) = self.tiers.get(tier)?.capacity else { return Some(Vec::new()) };
         let mut over = view.used(tier).saturating_add(bytes).saturating_sub(capacity);
@@ -60,7 +60,11 @@ impl Rules {
     /// What holds whatever the rules of the tier say, see [the module](super).
     fn may_go(&self, view: &View, tier: usize, step: u64) -> bool {
         let Some(copy) = view.committed(tier, step) else { return false };
-        if copy.in_use || self.holds.contains(&step) || self.awaited(view, tier, step, copy) {
+        if copy.in_use
+            || copy.going
+            || self.holds.contains(&step)
+            || self.awaited(view, tier, step, copy)
+        {
             return false;
         }
         let sole = !view.elsewhere(tier, step, copy.attempt);
@@ -81,7 +85,7 @@ impl Rules {
             rules.takes(step)
                 && view.committed(later, step).is_none_or(older)
                 && !view.passed_by(later, step, copy)
-                && !(tier + 1..later).any(|between| view.has(between, step, copy.attempt))
+                && !(tier + 1..later).any(|between| view.keeps(between, step, copy.attempt))
         })
     }
 }

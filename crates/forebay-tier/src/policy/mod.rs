@@ -50,8 +50,10 @@ pub struct StepCopy {
     pub age: Duration,
     /// Whether it is committed there; else it is on its way.
     pub committed: bool,
-    /// Somebody copies it from there, or restores it.
+    /// It may not go now: somebody copies it from there, or restores it, or a removal of it has just failed.
     pub in_use: bool,
+    /// It is being removed: no other copy goes because this one is here, and its bytes count as gone.
+    pub going: bool,
     /// Of one that is committed.
     pub rank: Rank,
 }
@@ -107,8 +109,10 @@ pub struct TierRules {
     pub takes: Takes,
     /// What stays.
     pub keep: Keep,
-    /// Most bytes that may be there; `None`: as much as comes.
+    /// Most bytes that may be there now; `None`: as much as comes.
     pub capacity: Option<u64>,
+    /// Most bytes that can ever be there, whatever else takes room at the moment; `None`: no limit is known.
+    pub ever: Option<u64>,
 }
 
 /// The rules of all tiers.
@@ -123,10 +127,10 @@ pub struct Rules {
 }
 
 impl View {
-    /// Bytes on a tier, what is on its way there included.
+    /// Bytes on a tier, what is on its way there included, what is going not.
     pub fn used(&self, tier: usize) -> u64 {
         let Some(tier) = self.tiers.get(tier) else { return 0 };
-        let copies = tier.copies.values().map(|copy| copy.bytes);
+        let copies = tier.copies.values().filter(|copy| !copy.going).map(|copy| copy.bytes);
         copies.fold(tier.other_bytes, u64::saturating_add)
     }
 
@@ -140,9 +144,14 @@ impl View {
         self.committed(tier, step).is_some_and(|copy| copy.attempt == attempt)
     }
 
-    /// Whether another tier has it.
+    /// The same, and it stays there.
+    fn keeps(&self, tier: usize, step: u64, attempt: AttemptId) -> bool {
+        self.has(tier, step, attempt) && self.committed(tier, step).is_some_and(|copy| !copy.going)
+    }
+
+    /// Whether another tier has it and keeps it.
     fn elsewhere(&self, tier: usize, step: u64, attempt: AttemptId) -> bool {
-        (0..self.tiers.len()).any(|other| other != tier && self.has(other, step, attempt))
+        (0..self.tiers.len()).any(|other| other != tier && self.keeps(other, step, attempt))
     }
 
     /// The commits of a tier, in their order.

@@ -15,8 +15,8 @@ fn attempt(save: u64) -> AttemptId {
 
 fn copy(step: u64, bytes: u64, age: u64) -> StepCopy {
     let age = Duration::from_secs(age);
-    let rank = Rank::Counts;
-    StepCopy { attempt: attempt(step), bytes, age, committed: true, in_use: false, rank }
+    let (committed, rank) = (true, Rank::Counts);
+    StepCopy { attempt: attempt(step), bytes, age, committed, in_use: false, going: false, rank }
 }
 
 fn keep(last: usize, every: u64) -> Keep {
@@ -30,7 +30,7 @@ fn rules(tiers: Vec<TierRules>, backlog: Backlog) -> Rules {
 /// Three tiers: two steps near, four on the shared one, every tenth in the archive.
 fn three() -> Rules {
     let every = |n| Takes::Every(NonZeroU64::new(n).unwrap());
-    let tier = |takes, keep, capacity| TierRules { takes, keep, capacity };
+    let tier = |takes, keep, capacity| TierRules { takes, keep, capacity, ever: capacity };
     rules(
         vec![
             tier(Takes::All, keep(2, 0), Some(40)),
@@ -143,6 +143,11 @@ fn what_is_committed_nowhere_else_stays_on_tier_0() {
     let mut used = view(&line, &[&line, &[1, 2], &[]]);
     used.tiers[0].copies.get_mut(&1).unwrap().in_use = true;
     assert_eq!(rules.evictable(&used, 0), [2]);
+    // A copy that is going is none, and takes no room any more.
+    let mut going = view(&line, &[&line, &[1, 2], &[]]);
+    going.tiers[1].copies.get_mut(&1).unwrap().going = true;
+    assert_eq!(rules.evictable(&going, 0), [2]);
+    assert_eq!(going.used(1), 10);
     let mut other = view(&line, &[&line, &[1, 2], &[]]);
     other.tiers[1].copies.get_mut(&1).unwrap().attempt = attempt(99);
     assert_eq!(rules.evictable(&other, 0), [2]);
@@ -187,12 +192,18 @@ fn a_full_first_tier_evicts_then_waits_skips_or_goes_on() {
     let stuck = view(&line, &[&line, &[], &[]]);
     assert_eq!(rules.admit(&stuck, 10), Admission::Wait);
     assert_eq!(rules.admit(&stuck, 41), Admission::Never);
+    // What others take of a file system now they may give back.
+    rules.tiers[0].ever = Some(60);
+    assert_eq!(rules.admit(&stuck, 41), Admission::Wait);
+    assert_eq!(rules.admit(&stuck, 61), Admission::Never);
+    rules.tiers[0].ever = Some(40);
     rules.backlog = Backlog::Skip;
     assert_eq!(rules.admit(&stuck, 10), Admission::Skip);
     rules.backlog = Backlog::Straight;
     assert_eq!(rules.admit(&stuck, 10), Admission::Save { tier: 1, evict: vec![] });
-    rules.tiers[1].capacity = Some(5);
-    rules.tiers[2].capacity = Some(5);
+    for tier in &mut rules.tiers[1..] {
+        (tier.capacity, tier.ever) = (Some(5), Some(5));
+    }
     assert_eq!(rules.admit(&stuck, 10), Admission::Wait);
     assert_eq!(rules.admit(&stuck, 41), Admission::Never);
 }
@@ -225,7 +236,7 @@ fn tier_rules(near: bool) -> impl Strategy<Value = TierRules> {
     let pins = prop::collection::btree_set(1u64..30, 0..3);
     let room = if near { (30u64..200).prop_map(Some).boxed() } else { Just(None).boxed() };
     (takes, 0usize..4, 0u64..6, pins, room).prop_map(|(takes, last, every, pins, capacity)| {
-        TierRules { takes, keep: Keep { pins, ..keep(last, every) }, capacity }
+        TierRules { takes, keep: Keep { pins, ..keep(last, every) }, capacity, ever: capacity }
     })
 }
 

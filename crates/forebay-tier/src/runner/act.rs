@@ -38,11 +38,11 @@ pub(crate) fn act(shared: &Shared, action: &Action, who: &str) -> Result<Outcome
     Ok(outcome)
 }
 
-/// All tiers are looked at now, and what failed is tried again.
+/// All tiers are looked at now.
 pub(crate) fn wake(shared: &Shared) {
     shared.change(|state| {
         for tier in &mut state.tiers {
-            tier.look_now = true;
+            tier.look_again([]);
         }
     });
 }
@@ -196,7 +196,7 @@ fn release(shared: &Shared, step: u64) -> Result<Outcome> {
 fn prune(shared: &Shared, dry_run: bool) -> Result<Outcome> {
     let removed: Vec<RemovedStep> = {
         let state = shared.lock();
-        let picture = shared.picture(&state);
+        let picture = shared.picture_of_all(&state);
         let of_tier = |tier: usize| {
             let name = shared.tiers.tiers.get(tier).map(|tier| tier.config.name.clone());
             let name = name.unwrap_or_default();

@@ -22,31 +22,34 @@ pub enum Admitted {
     Skip,
 }
 
-/// Waits until a save of `bytes` has a place. See [`super::Runner::admit`].
-pub(crate) fn admit(shared: &Shared, bytes: u64, patience: Duration) -> Result<Admitted> {
+/// Waits until a save of `bytes`, or of as many as the newest step has, has a place. See [`super::Runner::admit`].
+pub(crate) fn admit(shared: &Shared, bytes: Option<u64>, patience: Duration) -> Result<Admitted> {
     let until = Instant::now() + patience;
     loop {
         let (admitted, task) = {
             let mut state = shared.lock();
             look(shared, &mut state, bytes)?
         };
-        if let Some(task) = task {
-            // In this thread: whoever saves waits for it anyway.
-            tidy::run(shared, &task);
-            continue;
-        }
         if let Some(admitted) = admitted {
             return Ok(admitted);
+        }
+        // In this thread: whoever saves waits for it anyway. What cannot be removed is left alone for a while, so that
+        // this comes to an end.
+        if let Some(task) = &task {
+            tidy::run(shared, task);
         }
         if shared.is_stopping() {
             return Err(Error::new(Code::Cancelled, "the tiers were stopped"));
         }
         let now = Instant::now();
         if now >= until {
-            let what = format!("no tier has had room for {bytes} bytes for {patience:?}");
+            let bytes = bytes.map_or("the next save".to_owned(), |bytes| format!("{bytes} bytes"));
+            let what = format!("no tier has had room for {bytes} for {patience:?}");
             return Err(Error::new(Code::Timeout, what).hint("`forebay tier status` says why"));
         }
-        drop(shared.wait(shared.lock(), (until - now).min(LOOK)));
+        if task.is_none() {
+            drop(shared.wait(shared.lock(), (until - now).min(LOOK)));
+        }
     }
 }
 
@@ -54,13 +57,15 @@ pub(crate) fn admit(shared: &Shared, bytes: u64, patience: Duration) -> Result<A
 fn look(
     shared: &Shared,
     state: &mut State,
-    bytes: u64,
+    bytes: Option<u64>,
 ) -> Result<(Option<Admitted>, Option<tidy::Task>)> {
     let first = state.tiers.first();
     let Some(first) = first.filter(|tier| tier.sight.is_some() || tier.is_down()) else {
         return Ok((None, None));
     };
     let picture = shared.picture(state);
+    // What is expected is known only now that something was seen.
+    let bytes = bytes.or_else(|| picture.newest_bytes()).unwrap_or(0);
     if first.is_down() {
         return Ok((Some(Admitted::Save(around(shared, state, &picture, bytes))), None));
     }
@@ -93,15 +98,17 @@ fn around(shared: &Shared, state: &State, picture: &Picture, bytes: u64) -> usiz
 }
 
 fn task(state: &mut State, picture: &Picture, tier: usize, evict: Vec<u64>) -> Option<tidy::Task> {
+    let goes = |step: &u64| state.tiers.iter().any(|tier| tier.removing.contains_key(step));
+    let commit = |step: u64| Some((step, picture.commit(tier, step)?));
+    let free = evict.into_iter().filter(|step| !goes(step));
+    let remove: Vec<(u64, AttemptId)> = free.filter_map(commit).collect();
     let of_tier = state.tiers.get_mut(tier)?;
-    if of_tier.tidying {
+    if of_tier.tidying || remove.is_empty() {
         return None;
     }
-    let commit = |step: u64| Some((step, picture.commit(tier, step)?));
-    let remove: Vec<(u64, AttemptId)> = evict.into_iter().filter_map(commit).collect();
     of_tier.tidying = true;
-    of_tier.removing = remove.iter().map(|(step, _)| *step).collect();
+    of_tier.removing.extend(remove.iter().map(|(step, _)| (*step, None)));
     let others = remove.iter().map(|(step, attempt)| picture.others(tier, *step, *attempt));
     let others = others.collect();
-    Some(tidy::Task { tier, remove, others, collect: Vec::new() })
+    Some(tidy::Task { tier, remove, others, collect: Vec::new(), beside: false })
 }

@@ -33,6 +33,11 @@ impl Journal {
         Self { path: path.map(Path::to_owned), state: Mutex::default() }
     }
 
+    /// Whether anything is written.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.path.is_some()
+    }
+
     /// Notes an event. Errors: it is not written yet; it will be tried again with the next.
     pub(crate) fn note(&self, event: Event) -> Result<()> {
         let Some(path) = &self.path else { return Ok(()) };

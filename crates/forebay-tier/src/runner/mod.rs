@@ -84,6 +84,9 @@ pub enum Duties {
     All,
 }
 
+/// Failures in a row from which on a removal counts as one that cannot be done now.
+const STUCK_AFTER: u32 = 4;
+
 /// What is not done yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pending {
@@ -93,6 +96,8 @@ pub struct Pending {
     pub waiting: usize,
     /// Commits that are to be removed.
     pub removing: usize,
+    /// Commits that were to be removed and cannot be: several tries have failed, and others follow.
+    pub stuck: usize,
     /// Tiers that were not looked at yet, or do not answer.
     pub unseen: Vec<String>,
 }
@@ -163,51 +168,54 @@ impl Runner {
     ///
     /// Errors: `no_space` where no tier can ever hold it; `timeout`; `cancelled` when the runner stops.
     pub fn admit(&self, bytes: u64, patience: Duration) -> Result<Admitted> {
-        admit::admit(&self.shared, bytes, patience)
+        admit::admit(&self.shared, Some(bytes), patience)
     }
 
-    /// Bytes of the newest step: what the next save is likely to need; 0 where there is none yet.
-    pub fn expected_bytes(&self) -> u64 {
-        let state = self.shared.lock();
-        self.shared.picture(&state).newest_bytes().unwrap_or(0)
+    /// The same for a save as large as the newest step that was seen on any tier; none needs no room.
+    pub fn admit_next(&self, patience: Duration) -> Result<Admitted> {
+        admit::admit(&self.shared, None, patience)
     }
 
     /// What is not done yet, as of the last look at each tier.
     pub fn pending(&self) -> Pending {
         let state = self.shared.lock();
-        let picture = self.shared.picture(&state);
+        let picture = self.shared.picture_of_all(&state);
         let moving = state.moving.len();
         let under_way = |step: u64| state.moving.iter().any(|moving| moving.order.step == step);
         let wanted = picture.wanted();
-        let removable = |tier| plan::removable(&state, &picture, tier).len();
-        let unseen = |(number, _): &(usize, &state::TierState)| {
-            state.tiers.get(*number).is_none_or(|tier| {
-                tier.sight.is_none() || tier.is_down() || tier.look_now || !tier.stale.is_empty()
-            })
-        };
+        let tiers = 0..state.tiers.len();
+        let removable = tiers.flat_map(|tier| {
+            let steps = plan::removable(&state, &picture, tier);
+            steps.into_iter().map(move |step| (step, tier))
+        });
+        let fails = |at: &(u64, usize)| state.tidies.get(at).map_or(0, |retry| retry.fails);
+        let (stuck, removable): (Vec<_>, Vec<_>) =
+            removable.partition(|at| fails(at) >= STUCK_AFTER);
         let name = |(number, _): (usize, &state::TierState)| {
             self.shared.tiers.tiers.get(number).map(|tier| tier.config.name.clone())
         };
-        let removing = state.tiers.iter().map(|tier| tier.removing.len()).sum::<usize>();
+        let under_removal = state.tiers.iter().map(|tier| tier.removing.len()).sum::<usize>();
+        let unseen = state.tiers.iter().enumerate().filter(|(_, tier)| !tier.is_seen());
         Pending {
             moving,
             waiting: wanted.iter().filter(|order| !under_way(order.step)).count(),
-            removing: removing + (0..state.tiers.len()).map(removable).sum::<usize>(),
-            unseen: state.tiers.iter().enumerate().filter(unseen).filter_map(name).collect(),
+            removing: under_removal + removable.len(),
+            stuck: stuck.len(),
+            unseen: unseen.filter_map(name).collect(),
         }
     }
 
     /// Waits until every tier was looked at after this call, or does not answer; at most that long. Whether it was.
     pub fn look(&self, patience: Duration) -> bool {
-        let before: Vec<u64> = self.shared.lock().tiers.iter().map(|tier| tier.looked).collect();
-        act::wake(&self.shared);
+        let owed: Vec<u64> = self.shared.change(|state| {
+            state.tiers.iter_mut().for_each(|tier| tier.look_again([]));
+            state.tiers.iter().map(|tier| tier.owed).collect()
+        });
         let until = Instant::now() + patience;
         let mut state = self.shared.lock();
         loop {
-            // The look that was under way may have begun before.
-            let fresh = state.tiers.iter().zip(&before).all(|(tier, before)| {
-                tier.looked > before + 1 || (tier.looked > *before && !tier.look_now)
-            });
+            // A look that was under way began before the call, and is none of these.
+            let fresh = state.tiers.iter().zip(&owed).all(|(tier, owed)| tier.looked >= *owed);
             let now = Instant::now();
             if fresh || now >= until || self.shared.is_stopping() {
                 return fresh;

@@ -25,8 +25,10 @@ pub(crate) struct Known<'a> {
     pub(crate) sight: Option<&'a Sight>,
     /// Whether steps can go there and come from there now.
     pub(crate) usable: (bool, bool),
-    /// Steps that are being copied from there, or removed there.
+    /// Steps that may not go now: they are being copied from there, or their removal has just failed.
     pub(crate) in_use: BTreeSet<u64>,
+    /// Steps that are being removed there, or were since the last look.
+    pub(crate) going: BTreeSet<u64>,
 }
 
 /// See the module.
@@ -77,6 +79,10 @@ impl Picture {
         for ((tier, used), free) in rules.tiers.iter_mut().zip(&used).zip(&free) {
             let room = free.map(|free| used.saturating_add(free));
             tier.capacity = tier.capacity.into_iter().chain(room).min();
+        }
+        for (tier, known) in rules.tiers.iter_mut().zip(known) {
+            let size = known.sight.and_then(|sight| sight.size);
+            tier.ever = tier.ever.into_iter().chain(size).min();
         }
         let moves = usable(&view, &rules, known);
         let marks_known = known.iter().all(|tier| tier.sight.is_some_and(|s| s.marks.is_some()));
@@ -142,10 +148,13 @@ impl Picture {
         (0..self.view.tiers.len()).flat_map(older).collect()
     }
 
-    /// Tiers that have this commit, but for one.
+    /// Tiers that have this commit and keep it, but for one.
     pub(crate) fn others(&self, but: usize, step: u64, attempt: AttemptId) -> Vec<usize> {
-        let has = |tier: &usize| *tier != but && self.commit(*tier, step) == Some(attempt);
-        (0..self.view.tiers.len()).filter(has).collect()
+        let stays = |tier: usize| {
+            let copy = self.view.tiers.get(tier).and_then(|tier| tier.copies.get(&step));
+            copy.is_some_and(|copy| copy.committed && copy.attempt == attempt && !copy.going)
+        };
+        (0..self.view.tiers.len()).filter(|tier| *tier != but && stays(*tier)).collect()
     }
 
     /// Bytes of the newest commit: what the next save is likely to need.
@@ -156,8 +165,10 @@ impl Picture {
     }
 }
 
+/// Copies of a step that stay.
 fn copies_of(view: &View, step: u64) -> usize {
-    let copy = |tier: &TierView| tier.copies.get(&step).is_some_and(|copy| copy.committed);
+    let stays = |copy: &StepCopy| copy.committed && !copy.going;
+    let copy = |tier: &TierView| tier.copies.get(&step).is_some_and(stays);
     view.tiers.iter().filter(|tier| copy(tier)).count()
 }
 
@@ -208,9 +219,10 @@ impl<'a> Commits<'a> {
 fn tier_view(known: &Known<'_>, commits: &Commits<'_>) -> (TierView, u64) {
     let (mut view, mut going) = (TierView::default(), 0u64);
     for (step, seen) in known.sight.into_iter().flat_map(|sight| &sight.steps) {
-        let in_use = known.in_use.contains(step);
         let rank = |commit: &CommitInfo| commits.rank_of(*step, commit);
-        let (copy, more_going, other) = step_copy(seen, in_use, rank);
+        let (copy, more_going, other) = step_copy(seen, rank);
+        let (in_use, is_going) = (known.in_use.contains(step), known.going.contains(step));
+        let copy = copy.map(|copy| StepCopy { in_use, going: is_going, ..copy });
         going = going.saturating_add(more_going);
         view.other_bytes = view.other_bytes.saturating_add(other);
         view.copies.extend(copy.map(|copy| (*step, copy)));
@@ -218,12 +230,9 @@ fn tier_view(known: &Known<'_>, commits: &Commits<'_>) -> (TierView, u64) {
     (view, going)
 }
 
-/// The copy of a step on a tier, bytes that are going there, and bytes of anything else.
-fn step_copy(
-    seen: &Seen,
-    in_use: bool,
-    rank: impl Fn(&CommitInfo) -> Rank,
-) -> (Option<StepCopy>, u64, u64) {
+/// The copy of a step on a tier, apart from what is done with it now; bytes that are going there, and bytes of anything
+/// else.
+fn step_copy(seen: &Seen, rank: impl Fn(&CommitInfo) -> Rank) -> (Option<StepCopy>, u64, u64) {
     let StepState { commit, attempts, .. } = &*seen.state;
     let is_removed = |status: &AttemptStatus| *status == AttemptStatus::Removed;
     let going = attempts.iter().filter(|attempt| is_removed(&attempt.status));
@@ -233,7 +242,9 @@ fn step_copy(
     if let Some((commit, attempt)) = sound.and_then(|commit| Some((commit, commit.attempt?))) {
         let (bytes, age) = (commit.bytes, seen.age());
         let rank = rank(commit);
-        let copy = StepCopy { attempt, bytes, age, committed: true, in_use, rank };
+        let (in_use, going_now) = (false, false);
+        let copy =
+            StepCopy { attempt, bytes, age, committed: true, in_use, going: going_now, rank };
         return (Some(copy), going, left.map(|attempt| attempt.bytes).sum());
     }
     let damaged = commit.as_ref().map_or(0, |commit| commit.bytes);
@@ -245,7 +256,8 @@ fn step_copy(
         bytes: attempt.bytes,
         age: attempt.age,
         committed: false,
-        in_use,
+        in_use: false,
+        going: false,
         rank: Rank::Counts,
     });
     let other: u64 = left.iter().map(|attempt| attempt.bytes).sum();

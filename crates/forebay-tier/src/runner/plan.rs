@@ -1,7 +1,6 @@
 //! The thread that decides: what is moved now, what is removed, what is collected. It asks no store; what it starts
 //! runs in threads of its own, and tells it when it ends.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -20,8 +19,6 @@ const LOOK: Duration = Duration::from_millis(500);
 const REMOVED_AT_ONCE: usize = 64;
 /// Steps without room for which another tier is looked for.
 const BLOCKED_MAX: usize = 8;
-/// Grace times after which an attempt that shows no sign of life is collected.
-const DEAD_GRACES: u32 = 15;
 
 /// What is to be started.
 enum Start {
@@ -69,12 +66,12 @@ fn decide(shared: &Shared, state: &mut State, picture: &Picture) -> Vec<Start> {
     state.wanted = picture.wanted();
     tell_held_back(state, picture);
     let now = Instant::now();
-    let there: BTreeSet<u64> = picture.view.line.iter().copied().collect();
-    state.retries.retain(|(step, _), _| there.contains(step));
+    state.forget_failures(&picture.view.line.iter().copied().collect());
     let mut starts = Vec::new();
     let mut room: Vec<(usize, Vec<u64>)> = Vec::new();
-    // What a tier has that was not looked at yet is not known: a step must not pass it by for that.
-    let known = state.tiers.iter().all(|tier| tier.sight.is_some() || tier.is_down());
+    // What a tier has that was not looked at yet is not known: a step must not pass it by for that. One that is slow is
+    // not waited for.
+    let known = state.tiers.iter().all(super::state::TierState::is_known);
     if shared.duties == Duties::All && known {
         moves(shared, state, picture, now, &mut starts, &mut room);
     }
@@ -136,8 +133,9 @@ fn may_start(state: &State, order: &Order, now: Instant) -> bool {
     let under_way = state.moving.iter().any(|moving| moving.order.step == order.step);
     let due = state.retries.get(&(order.step, order.to)).is_none_or(|retry| retry.is_due(now));
     let Some(tier) = state.tiers.get(order.to) else { return false };
-    let removing =
-        |tier: usize| state.tiers.get(tier).is_some_and(|tier| tier.removing.contains(&order.step));
+    let removing = |tier: usize| {
+        state.tiers.get(tier).is_some_and(|tier| tier.removing.contains_key(&order.step))
+    };
     // One step finds out whether a tier that refused takes anything again.
     let probing = tier.blocked.is_some()
         && (!tier.gate.is_due(now) || state.moving.iter().any(|m| m.order.to == order.to));
@@ -165,25 +163,32 @@ fn tidy_of(
             steps.push(step);
         }
     }
+    // One tier at a time, the nearest first: two copies must not go because of each other.
+    let goes = |step: u64| state.tiers.iter().any(|tier| tier.removing.contains_key(&step));
     let remove: Vec<(u64, AttemptId)> = steps
         .into_iter()
+        .filter(|step| !goes(*step))
         .filter_map(|step| Some((step, picture.commit(number, step)?)))
         .take(REMOVED_AT_ONCE)
         .collect();
     let collect = leftovers(shared, state, number, now);
-    if remove.is_empty() && collect.is_empty() {
+    let tier = state.tiers.get_mut(number)?;
+    let beside = tier.sight.is_some() && tier.beside_at.is_none_or(|at| now >= at);
+    if remove.is_empty() && collect.is_empty() && !beside {
         return None;
     }
-    let tier = state.tiers.get_mut(number)?;
     tier.tidying = true;
-    tier.removing = remove.iter().map(|(step, _)| *step).collect();
+    tier.removing.extend(remove.iter().map(|(step, _)| (*step, None)));
+    if beside {
+        tier.beside_at = Some(now + tidy::beside_every(shared));
+    }
     let grace = shared.tiers.config.moving.grace;
     if !collect.is_empty() {
         tier.collect_at = Some(now + (grace / 4).max(Duration::from_secs(1)));
     }
     let others = |(step, attempt): &(u64, AttemptId)| picture.others(number, *step, *attempt);
     let others = remove.iter().map(others).collect();
-    Some(tidy::Task { tier: number, remove, others, collect })
+    Some(tidy::Task { tier: number, remove, others, collect, beside })
 }
 
 /// The commits of a tier that go by its rules. While pins and holds of some tier are not known, none goes whose last
@@ -226,12 +231,13 @@ fn leftovers(shared: &Shared, state: &State, number: usize, now: Instant) -> Vec
                 let grace = match attempt.status {
                     AttemptStatus::Pending | AttemptStatus::Lost => return false,
                     AttemptStatus::Removed => grace,
-                    _ => grace.saturating_mul(DEAD_GRACES),
+                    _ => grace.saturating_mul(tidy::DEAD_GRACES),
                 };
                 attempt.age.saturating_add(seen.at.elapsed()) >= grace
             })
     };
-    let old = sight.steps.iter().filter(|(step, seen)| is_old(seen) && !is_moving(**step));
+    let may = |step: u64| !is_moving(step) && state.may_tidy(step, number, now);
+    let old = sight.steps.iter().filter(|(step, seen)| may(**step) && is_old(seen));
     old.map(|(step, _)| *step).take(REMOVED_AT_ONCE).collect()
 }
 

@@ -17,7 +17,6 @@ use forebay_store::{PosixStore, Store, StoreSettings, open_store};
 
 use super::action::Outcome;
 use super::inside::Inside;
-use super::journal::checksum_of;
 use super::state::{Moving, Shared, Watch};
 use super::tiers::folder_of;
 use crate::audit_log::Event;
@@ -175,7 +174,7 @@ fn log(
         attempt: Some(report.attempt.to_string()),
         from: root.as_ref().map(|root| root.store.name()),
         to: Some(format!("{}/{}", destination.store.name(), promotion.name)),
-        checksum: root.and_then(|root| checksum_of(&root, promotion.step)),
+        checksum: root.and_then(|root| shared.checksum_of(&root, promotion.step)),
         note: None,
     });
 }

@@ -7,20 +7,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use forebay_checkpoint::commit::{Claims, Marks, Root, StepState, numbers, step_state};
 use forebay_error::{Code, Error, Result};
+use forebay_format::parallel;
 
 /// What is younger counts as under way: the lease of writers.
 pub(crate) const ALIVE: Duration = Duration::from_secs(60);
 /// Settled steps that are looked at again in each look.
 const AGAIN: usize = 16;
-/// Steps that are looked at at once: a look at a bucket is mostly waiting.
-const AT_ONCE: usize = 16;
-/// Fewer than this are looked at one by one.
+/// Fewer than this are looked at one by one; more at once: a look at a bucket is mostly waiting.
 const FEW: usize = 4;
 
 /// A step as it was last seen.
@@ -40,6 +39,8 @@ pub(crate) struct Sight {
     pub(crate) claims: Claims,
     /// Bytes that the file system has room for, where it is a folder.
     pub(crate) free: Option<u64>,
+    /// Bytes of all of that file system.
+    pub(crate) size: Option<u64>,
     /// What went wrong while the rest was seen.
     pub(crate) troubles: Vec<(Option<u64>, Arc<Error>)>,
 }
@@ -90,11 +91,13 @@ impl Looker {
             }
             Err(error) => return Err(error),
         };
+        let (free, size) = folder.and_then(room).unzip();
         Ok(Sight {
             steps: self.known.clone(),
             marks,
             claims: self.claims.clone(),
-            free: folder.and_then(free_bytes),
+            free,
+            size,
             troubles,
         })
     }
@@ -126,27 +129,18 @@ impl Looker {
         stop: &AtomicBool,
         troubles: &mut Vec<(Option<u64>, Arc<Error>)>,
     ) -> Result<()> {
-        let found = Mutex::new(Vec::new());
-        let next = AtomicUsize::new(0);
-        let work = || {
-            while !stop.load(Ordering::Relaxed) {
-                let Some(step) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) else { return };
-                let state = step_state(root, *step, ALIVE);
-                let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-                found.push((*step, state, Instant::now()));
-            }
+        let work = |step: &u64| match stop.load(Ordering::Relaxed) {
+            true => Err(Error::new(Code::Cancelled, "the look was cancelled")),
+            false => Ok((step_state(root, *step, ALIVE)?, Instant::now())),
         };
-        std::thread::scope(|scope| {
-            for _ in 1..if wanted.len() < FEW { 1 } else { AT_ONCE.min(wanted.len()) } {
-                scope.spawn(work);
-            }
-            work();
-        });
-        let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let found = match wanted.len() < FEW {
+            true => wanted.iter().map(work).collect(),
+            false => parallel::map(wanted, work),
+        };
         let (mut good, mut first) = (0, None);
-        for (step, state, at) in found {
-            match state {
-                Ok(Some(mut state)) => {
+        for (step, found) in wanted.iter().copied().zip(found) {
+            match found {
+                Ok((Some(mut state), at)) => {
                     if let Some(commit) = &mut state.commit {
                         commit.files = Vec::new();
                     }
@@ -154,7 +148,7 @@ impl Looker {
                     self.known.insert(step, Seen { state, at });
                     good += 1;
                 }
-                Ok(None) => {
+                Ok((None, _)) => {
                     self.known.remove(&step);
                     good += 1;
                 }
@@ -172,8 +166,9 @@ impl Looker {
     }
 }
 
-/// Bytes that a file system has room for, for this user.
-fn free_bytes(folder: &Path) -> Option<u64> {
+/// Bytes that a file system has room for, for this user, and bytes of all of it.
+fn room(folder: &Path) -> Option<(u64, u64)> {
     let stat = rustix::fs::statvfs(folder).ok()?;
-    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+    let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+    Some((bytes(stat.f_bavail), bytes(stat.f_blocks)))
 }

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use forebay_checkpoint::commit::Root;
 use forebay_checkpoint::progress::Progress;
 use forebay_error::{Code, Error, Result};
 
 use super::Duties;
-use super::journal::{Journal, unlogged};
+use super::journal::{Journal, checksum_of, unlogged};
 use super::picture::{Known, Picture};
 use super::rates::Rate;
 use super::retry::{Retry, health_of};
@@ -42,7 +43,10 @@ pub(crate) struct Shared {
 pub(crate) struct State {
     pub(crate) tiers: Vec<TierState>,
     pub(crate) moving: Vec<Arc<Moving>>,
+    /// Moves that failed, by step and destination.
     pub(crate) retries: BTreeMap<(u64, usize), Retry>,
+    /// Removals and collections that failed, by step and tier.
+    pub(crate) tidies: BTreeMap<(u64, usize), Retry>,
     pub(crate) troubles: VecDeque<Trouble>,
     /// Rises with every change that the planner has to see.
     pub(crate) changes: u64,
@@ -61,8 +65,12 @@ pub(crate) struct TierState {
     /// Why the last look failed.
     pub(crate) look_error: Option<Arc<Error>>,
     pub(crate) looking_since: Option<Instant>,
-    /// Looks that were finished.
+    /// Looks that were begun. They are numbered from 1.
+    pub(crate) begun: u64,
+    /// The look that was finished last.
     pub(crate) looked: u64,
+    /// The look that sees all that is known to have changed.
+    pub(crate) owed: u64,
     pub(crate) look_now: bool,
     /// Steps to look at again.
     pub(crate) stale: BTreeSet<u64>,
@@ -70,12 +78,14 @@ pub(crate) struct TierState {
     pub(crate) gate: Retry,
     pub(crate) blocked: Option<Health>,
     pub(crate) last_trouble: Option<Instant>,
-    /// Steps that are being removed.
-    pub(crate) removing: BTreeSet<u64>,
+    /// Steps that are being removed, and those that were: with the look that shows what came of it.
+    pub(crate) removing: BTreeMap<u64, Option<u64>>,
     /// Something is removed or collected there now.
     pub(crate) tidying: bool,
     /// When leftovers are collected next.
     pub(crate) collect_at: Option<Instant>,
+    /// When what lies beside the steps is collected next.
+    pub(crate) beside_at: Option<Instant>,
     /// What the store honours, once it was asked.
     pub(crate) notes: Vec<String>,
     /// Whether commits can be made there at all.
@@ -100,6 +110,7 @@ impl Shared {
             tiers: of_tiers,
             moving: Vec::new(),
             retries: BTreeMap::new(),
+            tidies: BTreeMap::new(),
             troubles: VecDeque::new(),
             changes: 0,
             wanted: Vec::new(),
@@ -157,9 +168,22 @@ impl Shared {
         }
     }
 
-    /// What the rules decide on, as of now.
+    /// What a step's bytes are known by, for the audit log; none is asked for where there is none.
+    pub(crate) fn checksum_of(&self, root: &Root, step: u64) -> Option<String> {
+        self.journal.is_kept().then(|| checksum_of(root, step))?
+    }
+
+    /// What the rules decide on, as of now. What cannot be removed now counts as in use.
     pub(crate) fn picture(&self, state: &State) -> Picture {
-        let known = (0..state.tiers.len()).map(|tier| state.known(tier));
+        let now = Instant::now();
+        let fails = |step: u64, tier: usize| !state.may_tidy(step, tier, now);
+        let known = (0..state.tiers.len()).map(|tier| state.known(tier, &fails));
+        Picture::of(&self.tiers, &known.collect::<Vec<_>>())
+    }
+
+    /// The same, as if every removal that failed could be tried now.
+    pub(crate) fn picture_of_all(&self, state: &State) -> Picture {
+        let known = (0..state.tiers.len()).map(|tier| state.known(tier, &|_, _| false));
         Picture::of(&self.tiers, &known.collect::<Vec<_>>())
     }
 }
@@ -192,20 +216,55 @@ impl State {
         self.troubles.push_back(trouble);
     }
 
-    fn known(&self, tier: usize) -> Known<'_> {
+    /// Whether a removal or collection of a step on a tier is not one that has just failed.
+    pub(crate) fn may_tidy(&self, step: u64, tier: usize, now: Instant) -> bool {
+        self.tidies.get(&(step, tier)).is_none_or(|retry| retry.is_due(now))
+    }
+
+    /// Failures are forgotten of what is not there any more.
+    pub(crate) fn forget_failures(&mut self, line: &BTreeSet<u64>) {
+        self.retries.retain(|(step, _), _| line.contains(step));
+        let (tiers, tidies) = (&self.tiers, &mut self.tidies);
+        tidies.retain(|(step, tier), _| {
+            let sight = tiers.get(*tier).and_then(|tier| tier.sight.as_ref());
+            sight.is_none_or(|sight| sight.steps.contains_key(step))
+        });
+    }
+
+    fn known(&self, tier: usize, fails: &dyn Fn(u64, usize) -> bool) -> Known<'_> {
         let state = self.tiers.get(tier);
         let sources = self.moving.iter().filter(|moving| moving.order.from == tier);
         let mut in_use: BTreeSet<u64> = sources.map(|moving| moving.order.step).collect();
-        in_use.extend(state.into_iter().flat_map(|state| state.removing.iter().copied()));
+        let failed = self.tidies.keys().filter(|(step, of)| *of == tier && fails(*step, *of));
+        in_use.extend(failed.map(|(step, _)| *step));
         Known {
             sight: state.and_then(|state| state.sight.as_deref()),
             usable: state.map_or((false, false), TierState::usable),
             in_use,
+            going: state.into_iter().flat_map(|state| state.removing.keys().copied()).collect(),
         }
     }
 }
 
 impl TierState {
+    /// Something has changed there: the next look to begin is to see it.
+    pub(crate) fn look_again(&mut self, steps: impl IntoIterator<Item = u64>) {
+        self.stale.extend(steps);
+        self.look_now = true;
+        self.owed = self.begun + 1;
+    }
+
+    /// Whether all that is known to have changed was looked at.
+    pub(crate) fn is_seen(&self) -> bool {
+        self.sight.is_some() && !self.is_down() && self.looked >= self.owed
+    }
+
+    /// Whether it is not worth waiting for to know what is there: it was seen, or does not answer (in time).
+    pub(crate) fn is_known(&self) -> bool {
+        let slow = self.looking_since.is_some_and(|since| since.elapsed() >= SLOW);
+        self.sight.is_some() || self.is_down() || slow
+    }
+
     /// Whether it does not answer.
     pub(crate) fn is_down(&self) -> bool {
         let hangs = self.looking_since.is_some_and(|since| since.elapsed() >= GONE);

@@ -1,19 +1,26 @@
 //! Removing from one tier what its rules let go, and collecting what is left of it later.
 //!
-//! What the rules decided on was seen a while ago. So right before a step is taken away from one tier, a tier that is
-//! said to have it too is asked whether it does, with every file of it; if none does, the step stays.
+//! What the rules decided on was seen a while ago, and others remove too: the tidier of another tier, a runner of
+//! another process. So a removal is announced first, and right before the step goes a tier that is said to have it too
+//! is asked whether it does, with every file of it, and whether nobody has announced that it goes there; if none does,
+//! the step stays. Two that rely on each other's copy both announce before they ask: one of them sees the other at
+//! least, and each tries again after a time of its own.
 
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use forebay_checkpoint::commit::{
-    Adoption, AttemptId, GcOptions, Layout, PruneOptions, Root, gc_folder, retire,
+    Adoption, AttemptId, GcOptions, Layout, PruneOptions, Root, gc_beside, gc_folder,
+    is_being_removed, retire_while,
 };
-use forebay_error::{Error, Result};
+use forebay_error::{Code, Error, Result};
 
 use super::io_priority;
-use super::journal::checksum_of;
 use super::state::{Shared, State};
 use crate::audit_log::Event;
+
+/// Grace times after which what shows no sign of life is collected: who writes it may be paused.
+pub(crate) const DEAD_GRACES: u32 = 15;
 
 /// What to do on one tier.
 #[derive(Clone)]
@@ -25,98 +32,180 @@ pub(crate) struct Task {
     pub(crate) others: Vec<Vec<usize>>,
     /// Steps with leftovers.
     pub(crate) collect: Vec<u64>,
+    /// Also what lies beside the steps.
+    pub(crate) beside: bool,
 }
+
+/// What could not be done, by step; no error where the step stays for now, as it must.
+type Undone = BTreeMap<u64, Option<Error>>;
 
 /// Does it.
 pub(crate) fn run(shared: &Shared, task: &Task) {
     io_priority::set(shared.tiers.config.moving.io_priority);
-    let done = remove(shared, task).and_then(|()| collect(shared, task));
+    let mut undone = remove(shared, task);
+    let beside = collect(shared, task, &mut undone);
     shared.change(|state| {
         ended(state, task);
-        if let Err(error) = done {
-            state.trouble(Some(task.tier), None, &error, Some(Duration::from_secs(1)));
+        for error in beside {
+            state.trouble(Some(task.tier), None, &error, None);
+        }
+        let steps = task.remove.iter().map(|(step, _)| *step).chain(task.collect.iter().copied());
+        for step in steps.collect::<std::collections::BTreeSet<_>>() {
+            match undone.remove(&step) {
+                None => drop(state.tidies.remove(&(step, task.tier))),
+                Some(why) => again_later(shared, state, (step, task.tier), why),
+            }
         }
     });
 }
 
-/// The tier is free for the next task.
+fn again_later(shared: &Shared, state: &mut State, at: (u64, usize), why: Option<Error>) {
+    let seed = at.0 ^ shared.started.elapsed().as_nanos() as u64 ^ u64::from(std::process::id());
+    let again = state.tidies.entry(at).or_default().fail(Instant::now(), seed);
+    if let Some(error) = why {
+        state.trouble(Some(at.1), Some(at.0), &error, Some(again));
+    }
+}
+
+/// The tier is free for the next task. What it removed is not there any more for others, and is looked at.
 pub(crate) fn ended(state: &mut State, task: &Task) {
     let Some(tier) = state.tiers.get_mut(task.tier) else { return };
     tier.tidying = false;
-    tier.removing.clear();
-    tier.stale.extend(task.remove.iter().map(|(step, _)| *step));
-    tier.stale.extend(task.collect.iter().copied());
-    tier.look_now = true;
+    let steps = task.remove.iter().map(|(step, _)| *step);
+    tier.look_again(steps.clone().chain(task.collect.iter().copied()));
+    let shown = tier.owed;
+    tier.removing.extend(steps.map(|step| (step, Some(shown))));
 }
 
 fn options(shared: &Shared) -> GcOptions {
     GcOptions { grace: shared.tiers.config.moving.grace, ..GcOptions::default() }
 }
 
-fn remove(shared: &Shared, task: &Task) -> Result<()> {
+fn remove(shared: &Shared, task: &Task) -> Undone {
     if task.remove.is_empty() {
+        return Undone::new();
+    }
+    let all_for = |error: &Error| {
+        let each = |(step, _): &(u64, AttemptId)| (*step, Some(error.again()));
+        task.remove.iter().map(each).collect()
+    };
+    let root = match shared.tiers.root(task.tier) {
+        Ok(root) => root,
+        Err(error) => return all_for(&error),
+    };
+    let mut stays = Undone::new();
+    let mut logged: Vec<(u64, AttemptId)> = Vec::new();
+    let mut may_go = |step: u64, attempt: AttemptId| {
+        let at = task.remove.iter().position(|commit| *commit == (step, attempt));
+        let others = at.and_then(|at| task.others.get(at)).map_or(&[][..], Vec::as_slice);
+        match confirm(shared, others, step, attempt) {
+            Ok(()) => {
+                log(shared, &root, "remove", (step, attempt));
+                logged.push((step, attempt));
+                Ok(true)
+            }
+            Err(why) => {
+                stays.insert(step, why);
+                Ok(false)
+            }
+        }
+    };
+    let how = PruneOptions { gc: options(shared), wait: false };
+    let report = retire_while(&root, &task.remove, &how, &mut may_go);
+    let gone = report.as_ref().map_or(&[][..], |report| &report.unpublished);
+    for commit in logged.into_iter().filter(|(step, _)| !gone.contains(step)) {
+        log(shared, &root, "stay", commit);
+    }
+    match report {
+        Ok(report) => {
+            stays.extend(report.failed.into_iter().map(|(step, error)| (step, Some(error))));
+            stays
+        }
+        Err(error) => all_for(&error),
+    }
+}
+
+/// Whether one of the other tiers has the commit now, with every file, and keeps it. Errors: why the step stays, where
+/// that is worth telling.
+fn confirm(
+    shared: &Shared,
+    others: &[usize],
+    step: u64,
+    attempt: AttemptId,
+) -> std::result::Result<(), Option<Error>> {
+    if others.is_empty() {
         return Ok(());
     }
-    let root = shared.tiers.root(task.tier)?;
-    let mut commits = Vec::new();
-    let mut checksums = Vec::new();
-    for ((step, attempt), others) in task.remove.iter().zip(&task.others) {
-        if !others.is_empty() && !others.iter().any(|tier| has(shared, *tier, *step, *attempt)) {
-            let note = "a step stays: its other copy was not found whole";
-            tracing::warn!(step, tier = task.tier, note);
-            continue;
-        }
-        checksums.push(checksum_of(&root, *step));
-        commits.push((*step, *attempt));
-    }
-    let report = retire(&root, &commits, &PruneOptions { gc: options(shared), wait: false })?;
-    for ((step, attempt), checksum) in commits.iter().zip(checksums) {
-        if report.unpublished.contains(step) {
-            log(shared, &root, *step, *attempt, checksum);
-        }
-    }
-    tell(shared, task.tier, report.failed);
-    Ok(())
-}
-
-fn tell(shared: &Shared, tier: usize, failed: Vec<(u64, Error)>) {
-    for (step, error) in failed {
-        shared.change(|state| state.trouble(Some(tier), Some(step), &error, None));
-    }
-}
-
-/// Whether a tier has this commit now, with every file.
-fn has(shared: &Shared, tier: usize, step: u64, attempt: AttemptId) -> bool {
-    let whole = |root: Root| -> Result<bool> {
+    let mut going = false;
+    let keeps = |tier: &usize| -> Result<bool> {
+        let root = shared.tiers.root(*tier)?;
         let commit = Adoption::read(&root, step)?;
-        Ok(commit.attempt() == attempt && commit.missing(&root)?.is_empty())
+        let whole = commit.attempt() == attempt && commit.missing(&root)?.is_empty();
+        let goes = whole && is_being_removed(&root, step, attempt)?;
+        going |= goes;
+        Ok(whole && !goes)
     };
-    shared.tiers.root(tier).and_then(whole).unwrap_or(false)
+    let found: Vec<Result<bool>> = others.iter().map(keeps).collect();
+    if found.iter().any(|keeps| matches!(keeps, Ok(true))) {
+        return Ok(());
+    }
+    if going {
+        // Whoever removes it there is to be first.
+        return Err(None);
+    }
+    let what = format!("step {step} stays: its other copy was not found whole");
+    let error = Error::new(Code::MissingFile, what);
+    Err(Some(match found.into_iter().find_map(Result::err) {
+        Some(cause) => error.with_source(cause),
+        None => error,
+    }))
 }
 
-fn log(shared: &Shared, root: &Root, step: u64, attempt: AttemptId, checksum: Option<String>) {
+/// Notes what happens to a commit: `remove` before it goes, so that none goes unnoted; `stay` where it did not go after
+/// all.
+fn log(shared: &Shared, root: &Root, what: &str, (step, attempt): (u64, AttemptId)) {
     shared.log(Event {
         who: shared.tiers.who.clone(),
-        what: "remove".to_owned(),
+        what: what.to_owned(),
         origin: "rules".to_owned(),
         step: Some(step),
         attempt: Some(attempt.to_string()),
         from: Some(root.store.name()),
-        checksum,
+        checksum: shared.checksum_of(root, step),
         ..Event::default()
     });
 }
 
-fn collect(shared: &Shared, task: &Task) -> Result<()> {
-    let root = shared.tiers.root(task.tier)?;
+/// Collects; returns what went wrong beside the steps.
+fn collect(shared: &Shared, task: &Task, undone: &mut Undone) -> Vec<Error> {
+    let root = match shared.tiers.root(task.tier) {
+        Ok(root) => root,
+        Err(error) => {
+            let failed = task.collect.iter().map(|step| (*step, Some(error.again())));
+            undone.extend(failed.collect::<Vec<_>>());
+            return Vec::new();
+        }
+    };
     for step in &task.collect {
         if shared.is_stopping() {
-            return Ok(());
+            return Vec::new();
         }
         let report = gc_folder(&root, &Layout::of_step(*step), &options(shared));
-        for (_, error) in report.failed {
-            shared.change(|state| state.trouble(Some(task.tier), Some(*step), &error, None));
-        }
+        let failed = report.failed.into_iter().next();
+        undone.extend(failed.map(|(_, error)| (*step, Some(error))));
     }
-    Ok(())
+    if !task.beside || shared.is_stopping() {
+        return Vec::new();
+    }
+    let grace = shared.tiers.config.moving.grace.saturating_mul(DEAD_GRACES);
+    match gc_beside(&root, &GcOptions { grace, ..GcOptions::default() }) {
+        Ok(report) => report.failed.into_iter().map(|(_, error)| error).collect(),
+        Err(error) => vec![error],
+    }
+}
+
+/// How often what lies beside the steps is looked at.
+pub(crate) fn beside_every(shared: &Shared) -> Duration {
+    let grace = shared.tiers.config.moving.grace.saturating_mul(DEAD_GRACES);
+    grace.max(Duration::from_secs(1))
 }

@@ -104,6 +104,7 @@ impl Tiers {
             takes: tier.config.takes,
             keep: tier.keep(pins),
             capacity: tier.config.capacity,
+            ever: tier.config.capacity,
         };
         Rules {
             tiers: self.tiers.iter().map(of_tier).collect(),

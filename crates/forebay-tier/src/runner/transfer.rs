@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use forebay_error::{Code, Error, Result};
 
 use super::io_priority;
-use super::journal::checksum_of;
 use super::state::{Moving, Shared, Watch};
 use crate::audit_log::Event;
 use crate::hop::{Arrival, HopOptions, HopReport, hop};
@@ -31,8 +30,7 @@ pub(crate) fn run(shared: &Shared, moving: &Arc<Moving>) {
         state.moving.retain(|other| !Arc::ptr_eq(other, moving));
         for tier in [order.from, order.to] {
             if let Some(tier) = state.tiers.get_mut(tier) {
-                tier.stale.insert(order.step);
-                tier.look_now |= !shared.is_stopping();
+                tier.look_again([order.step]);
             }
         }
         match moved {
@@ -93,7 +91,7 @@ fn log(shared: &Shared, order: &Order, report: &HopReport, durable: bool) {
         attempt: Some(report.attempt.to_string()),
         from: place(order.from),
         to: place(order.to),
-        checksum: root.and_then(|root| checksum_of(&root, order.step)),
+        checksum: root.and_then(|root| shared.checksum_of(&root, order.step)),
         note: Some(note),
     });
 }

@@ -12,7 +12,7 @@ use forebay_error::{Code, Result};
 use forebay_store::Abilities;
 
 use super::sight::{Looker, Sight};
-use super::state::{Shared, TierState};
+use super::state::{Shared, TierState, one_line};
 
 /// Longest time between two looks at a bucket where nothing happens.
 const QUIET_MAX: Duration = Duration::from_secs(60);
@@ -71,6 +71,7 @@ fn next(shared: &Shared, number: usize, due: Instant) -> Option<BTreeSet<u64>> {
         let tier = state.tiers.get_mut(number)?;
         if now >= due || tier.look_now {
             tier.look_now = false;
+            tier.begun += 1;
             tier.looking_since = Some(now);
             return Some(std::mem::take(&mut tier.stale));
         }
@@ -80,7 +81,12 @@ fn next(shared: &Shared, number: usize, due: Instant) -> Option<BTreeSet<u64>> {
 
 /// A look, and what the store honours, if it was asked now: in words, and whether commits can be made there.
 type Looked = (Sight, Option<(Vec<String>, bool)>);
-type Troubles = Vec<(Option<u64>, Arc<forebay_error::Error>)>;
+type Trouble = (Option<u64>, Arc<forebay_error::Error>);
+type Troubles = Vec<Trouble>;
+
+fn is_same((step, error): &Trouble, (other_step, other): &Trouble) -> bool {
+    step == other_step && error.code() == other.code() && one_line(error) == one_line(other)
+}
 
 /// What a look has shown becomes known. Returns how long to wait after a failure, and what to tell.
 fn settle(
@@ -90,10 +96,19 @@ fn settle(
     stale: BTreeSet<u64>,
 ) -> (Option<Duration>, Troubles) {
     tier.looking_since = None;
-    tier.looked += 1;
+    tier.looked = tier.begun;
     match looked {
         Ok((sight, found)) => {
-            let troubles = sight.troubles.clone();
+            // What was wrong at the last look was told then; it is still wrong.
+            let told = tier.sight.take();
+            let told = told.as_ref().map_or(&[][..], |sight| &sight.troubles);
+            let is_new = |trouble: &&Trouble| !told.iter().any(|told| is_same(told, trouble));
+            let troubles = sight.troubles.iter().filter(is_new).cloned().collect();
+            if !sight.troubles.is_empty() {
+                tier.last_trouble = Some(Instant::now());
+            }
+            let looked = tier.looked;
+            tier.removing.retain(|_, shown| shown.is_none_or(|look| looked < look));
             tier.sight = Some(Arc::new(sight));
             tier.look_error = None;
             tier.looks = Default::default();

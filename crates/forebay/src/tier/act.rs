@@ -61,23 +61,25 @@ fn act_here(config: &Config, action: &Action, console: &Console) -> Result<Done>
     let removes = matches!(action, Action::Prune { dry_run: false });
     let runner = here::open(config, Duties::Look)?;
     here::look(&runner, console)?;
-    let done = runner.act(action, &who())?;
+    let mut done = runner.act(action, &who())?;
     if removes {
         drop(runner);
-        remove(config, console)?;
+        done.failed.extend(remove(config, console)?);
     }
     Ok(done)
 }
 
-/// Applies the rules of what stays, until there is nothing left to remove.
-fn remove(config: &Config, console: &Console) -> Result<()> {
+/// Applies the rules of what stays, until there is nothing left that can be removed; says what cannot.
+fn remove(config: &Config, console: &Console) -> Result<Option<String>> {
     let runner = here::open(config, Duties::Remove)?;
     here::look(&runner, console)?;
     while runner.pending().removing > 0 {
         interrupt::check()?;
         wait(&runner);
     }
-    Ok(())
+    let stuck = runner.pending().stuck;
+    let why = runner.status().errors.pop().map(|error| format!(": {}", clean(&error.what)));
+    Ok((stuck > 0).then(|| format!("{stuck} copies cannot be removed{}", why.unwrap_or_default())))
 }
 
 fn wait(runner: &Runner) {

@@ -1,7 +1,7 @@
 //! `forebay tier drain`: moves every step to where it should be, then ends.
 //!
-//! JSON: `{"done", "seconds", "bytes", "moving", "waiting", "removing", "unseen": [tier], "errors"}`; the middle four
-//! say what is left where `done` is false.
+//! JSON: `{"done", "seconds", "bytes", "moving", "waiting", "removing", "stuck", "unseen": [tier], "errors"}`; the
+//! middle five say what is left where `done` is false. Copies that cannot be removed (`stuck`) are not waited for.
 
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,7 @@ struct Report {
     moving: usize,
     waiting: usize,
     removing: usize,
+    stuck: usize,
     unseen: Vec<String>,
     errors: Vec<Trouble>,
 }
@@ -47,6 +48,7 @@ pub(super) fn run(args: &DrainArgs, console: &Console) -> Result<Outcome> {
         moving: pending.moving,
         waiting: pending.waiting,
         removing: pending.removing,
+        stuck: pending.stuck,
         unseen: pending.unseen,
         errors: status.errors,
     };
@@ -64,6 +66,9 @@ fn print(out: &mut dyn std::io::Write, report: &Report) -> std::io::Result<()> {
     }
     let left = report.moving + report.waiting;
     writeln!(out, "not done after {time}: {bytes} moved, {left} steps left to move")?;
+    if report.stuck > 0 {
+        writeln!(out, "{} copies cannot be removed", report.stuck)?;
+    }
     match report.unseen.is_empty() {
         true => Ok(()),
         false => writeln!(out, "tiers that do not answer: {}", report.unseen.join(", ")),
@@ -92,7 +97,7 @@ fn drain(runner: &Runner, until: Option<Instant>, console: &Console) -> Result<P
         if pending.moving == 0 && pending.waiting == 0 {
             let looked = runner.look(Duration::from_millis(500));
             let pending = runner.pending();
-            if looked && pending.is_none() {
+            if looked && (Pending { stuck: 0, ..pending.clone() }).is_none() {
                 return Ok(pending);
             }
         } else {

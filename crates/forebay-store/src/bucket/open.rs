@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_error::{Code, Error, Result};
-use object_store::RetryConfig;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::client::HttpConnector;
-use object_store::gcp::GoogleCloudStorageBuilder;
+use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder};
 use object_store::list::PaginatedListStore;
 use object_store::memory::InMemory;
 use object_store::multipart::MultipartStore;
+use object_store::{RetryConfig, StaticCredentialProvider};
 use url::Url;
 
 use super::client::Client;
@@ -151,8 +151,13 @@ fn gcs(bucket: &str, settings: &StoreSettings) -> Result<Stores> {
         .with_http_connector(Connector::new(bucket, &dial)?)
         .with_retry(no_retries());
     if let Some(endpoint) = &endpoint {
+        builder = builder.with_base_url(endpoint);
         // An emulator, which asks for no token; a proxy to the real one speaks TLS.
-        builder = builder.with_base_url(endpoint).with_skip_signature(is_plain(endpoint));
+        if is_plain(endpoint) {
+            // The crate's PUT asks for a token all the same.
+            let none = StaticCredentialProvider::new(GcpCredential { bearer: String::new() });
+            builder = builder.with_skip_signature(true).with_credentials(Arc::new(none));
+        }
     }
     made(builder.build()).map(of)
 }

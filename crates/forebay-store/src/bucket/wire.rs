@@ -94,6 +94,19 @@ struct Wire {
     bucket: String,
 }
 
+/// Whether a URL has the bucket's name in its place: at the start of the host, or as a part of the path, where the
+/// crate writes all but letters and digits as `%2D` for GCS.
+fn names_bucket(url: &http::Uri, bucket: &str) -> bool {
+    let in_host = url.host().and_then(|host| host.strip_prefix(bucket));
+    let escaped = bucket.bytes().map(|byte| match byte.is_ascii_alphanumeric() {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    });
+    let escaped: String = escaped.collect();
+    in_host.is_some_and(|rest| rest.starts_with('.'))
+        || url.path().split('/').any(|part| part == bucket || part == escaped)
+}
+
 #[derive(Debug)]
 struct Differs;
 
@@ -110,7 +123,7 @@ type Answer = std::result::Result<HttpResponse, HttpError>;
 #[async_trait]
 impl HttpService for Wire {
     async fn call(&self, mut request: HttpRequest) -> Answer {
-        let of_store = request.uri().to_string().contains(&self.bucket);
+        let of_store = names_bucket(request.uri(), &self.bucket);
         if let Some(Tampered(bytes)) = request.extensions().get::<Tampered>().cloned() {
             *request.body_mut() = HttpRequestBody::from(bytes);
         }
@@ -169,6 +182,24 @@ fn seconds(text: &str) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_to_a_bucket_are_told_from_those_for_credentials() {
+        let is = |url: &str, bucket| names_bucket(&url.parse().unwrap(), bucket);
+        for url in [
+            "https://s3.eu-central-1.amazonaws.com/my-b.x/a/b?list-type=2",
+            "https://my-b.x.s3.eu-central-1.amazonaws.com/a",
+            "https://storage.googleapis.com/my%2Db%2Ex/a",
+            "http://127.0.0.1:1/devstoreaccount1/my-b.x",
+        ] {
+            assert!(is(url, "my-b.x"), "{url}");
+        }
+        let credentials = "http://169.254.169.254/latest/meta-data/iam/security-credentials/r";
+        for bucket in ["a", "iam-", "security"] {
+            assert!(!is(credentials, bucket), "{bucket}");
+        }
+        assert!(!is("https://oauth2.googleapis.com/token", "oauth"));
+    }
 
     #[test]
     fn dates_are_read() {

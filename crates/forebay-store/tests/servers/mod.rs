@@ -1,11 +1,13 @@
-//! Real servers that tests talk to, started by them: s3s-fs, moto, the JuiceFS gateway.
+//! Real servers that tests talk to, started by them: s3s-fs, moto, the JuiceFS gateway, [`emulators`].
 //!
 //! Where they are is told by variables that `cargo xtask test` sets. Without one a test says that it is skipped;
-//! with `FOREBAY_NO_SKIP` set it fails. A server is started once in a test program and dies with it.
+//! with `FOREBAY_NO_SKIP` set it fails, unless `FOREBAY_MAY_SKIP` names the variable. A server is started once in a test program and dies with it.
 //! **unsafe**: the credentials are set as variables of the process, which is where the product looks for them.
 
 #![allow(dead_code, reason = "each test program uses some of it")]
 
+pub(crate) mod emulators;
+mod google;
 pub(crate) mod proxy;
 
 use std::io::{Read, Write};
@@ -35,7 +37,8 @@ pub(crate) fn program(variable: &str) -> Option<PathBuf> {
     let found = std::env::var_os(variable).map(PathBuf::from).filter(|path| path.exists());
     if found.is_none() {
         println!("skipped: {variable} names no program; `cargo xtask test` installs it");
-        assert!(std::env::var_os("FOREBAY_NO_SKIP").is_none(), "{variable} is missing");
+        let may = std::env::var("FOREBAY_MAY_SKIP").is_ok_and(|named| named == variable);
+        assert!(may || std::env::var_os("FOREBAY_NO_SKIP").is_none(), "{variable} is missing");
     }
     found
 }
@@ -115,10 +118,22 @@ pub(crate) fn juicefs() -> Option<Server> {
 
 /// Makes a bucket on a server that asks for no signature.
 fn put_bucket(address: SocketAddr) -> String {
+    let authorization =
+        format!("Authorization: AWS4-HMAC-SHA256 Credential={KEY}/20260101/us-east-1/s3/x");
+    ask_with(address, &format!("PUT /{BUCKET}"), &authorization, "")
+}
+
+/// The first line of the answer to a request.
+fn ask(address: SocketAddr, request: &str, body: &str) -> String {
+    ask_with(address, request, "Content-Type: application/json", body)
+}
+
+fn ask_with(address: SocketAddr, request: &str, header: &str, body: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
+    let len = body.len();
     let head = format!(
-        "PUT /{BUCKET} HTTP/1.1\r\nHost: {address}\r\nContent-Length: 0\r\nConnection: close\r\n\
-         Authorization: AWS4-HMAC-SHA256 Credential={KEY}/20260101/us-east-1/s3/x\r\n\r\n"
+        "{request} HTTP/1.1\r\nHost: {address}\r\nContent-Length: {len}\r\nConnection: close\r\n\
+         {header}\r\n\r\n{body}"
     );
     stream.write_all(head.as_bytes()).unwrap();
     let mut answer = String::new();
@@ -128,9 +143,13 @@ fn put_bucket(address: SocketAddr) -> String {
 
 /// A URL below which nobody else has anything.
 pub(crate) fn fresh_url() -> String {
+    fresh("s3")
+}
+
+pub(crate) fn fresh(scheme: &str) -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    format!("s3://{BUCKET}/tests/{}-{count}", std::process::id())
+    format!("{scheme}://{BUCKET}/tests/{}-{count}", std::process::id())
 }
 
 /// A server, and the proxy before it through which changes pass one at a time.

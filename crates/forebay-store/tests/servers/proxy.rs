@@ -25,6 +25,8 @@ pub(crate) enum Action {
     Truncate,
     /// One bit of the request's body is another.
     FlipRequest,
+    /// The first text is the second in the head of what is sent on.
+    Replace(&'static str, &'static str),
 }
 
 /// What a function decides by.
@@ -103,6 +105,10 @@ fn serve(
         // Nor a read beside a change: a server that looks up bytes and tag one after the other may mix two states.
         let _change = (!reads).then(|| turn.write().unwrap());
         let _read = reads.then(|| turn.read().unwrap());
+        let head = match &action {
+            Action::Replace(from, to) => head.replace(from, to),
+            _ => head.clone(),
+        };
         exchange(upstream, &head, &body)?
     };
     match action {
@@ -118,7 +124,9 @@ fn serve(
 }
 
 /// Head and body of a request with a length.
-fn read_request(client: &mut impl BufRead) -> std::io::Result<Option<(String, Vec<u8>)>> {
+pub(super) fn read_request(
+    client: &mut impl BufRead,
+) -> std::io::Result<Option<(String, Vec<u8>)>> {
     let (mut head, mut length) = (String::new(), 0);
     loop {
         let mut line = String::new();
@@ -142,7 +150,7 @@ fn read_request(client: &mut impl BufRead) -> std::io::Result<Option<(String, Ve
 }
 
 /// The whole reply.
-fn exchange(upstream: SocketAddr, head: &str, body: &[u8]) -> std::io::Result<Vec<u8>> {
+pub(super) fn exchange(upstream: SocketAddr, head: &str, body: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut server = TcpStream::connect(upstream)?;
     server.write_all(format!("{head}Connection: close\r\n\r\n").as_bytes())?;
     server.write_all(body)?;

@@ -16,6 +16,7 @@ use forebay_checkpoint::commit::{
 use forebay_error::{Code, Error, Result};
 
 use super::io_priority;
+use super::sight::ALIVE;
 use super::state::{Shared, State};
 use crate::audit_log::Event;
 
@@ -197,7 +198,8 @@ fn collect(shared: &Shared, task: &Task, undone: &mut Undone) -> Vec<Error> {
     if !task.beside || shared.is_stopping() {
         return Vec::new();
     }
-    let grace = shared.tiers.config.moving.grace.saturating_mul(DEAD_GRACES);
+    // Uploads are of writers that may be at work, whatever the grace time is.
+    let grace = dead_after(shared).max(ALIVE);
     match gc_beside(&root, &GcOptions { grace, ..GcOptions::default() }) {
         Ok(report) => report.failed.into_iter().map(|(_, error)| error).collect(),
         Err(error) => vec![error],
@@ -206,6 +208,9 @@ fn collect(shared: &Shared, task: &Task, undone: &mut Undone) -> Vec<Error> {
 
 /// How often what lies beside the steps is looked at.
 pub(crate) fn beside_every(shared: &Shared) -> Duration {
-    let grace = shared.tiers.config.moving.grace.saturating_mul(DEAD_GRACES);
-    grace.max(Duration::from_secs(1))
+    dead_after(shared).max(Duration::from_secs(1))
+}
+
+fn dead_after(shared: &Shared) -> Duration {
+    shared.tiers.config.moving.grace.saturating_mul(DEAD_GRACES)
 }

@@ -3,14 +3,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use forebay_checkpoint::commit::{GcOptions, PruneOptions, Retention, prune, retire, steps};
+use forebay_checkpoint::commit::{
+    GcOptions, PruneOptions, Retention, RunId, claim, prune, retire, steps,
+};
 use forebay_checkpoint::open::verify_folder;
 use forebay_error::Code;
 use forebay_store::{MemoryStore, PosixStore, Store};
 use forebay_tier::runner::Action;
 
 use crate::setup::{config, save_all, settle, start, tables, until};
-use crate::world::{files, root};
+use crate::world::{files, root, save};
 
 fn folder() -> (tempfile::TempDir, Arc<dyn Store>) {
     let folder = tempfile::tempdir().unwrap();
@@ -66,12 +68,17 @@ fn a_step_that_is_held_is_not_replaced_by_another_save() {
     until(&runner, "seen", |status| status.steps.len() == 1);
     runner.act(&Action::Hold { step: 1, why: None }, "me").unwrap();
     let before = files(&*near, 1);
-    let again = std::thread::spawn({
+    let epoch = claim(&root(Arc::clone(&near)), RunId(0xabc), Some(1), "second").unwrap();
+    let again = |number| {
         let near = Arc::clone(&near);
-        move || save_all(&near, &[1])
-    });
-    assert!(again.join().is_err(), "the save of a step that is held must fail");
-    assert_eq!(files(&*near, 1), before);
+        std::thread::spawn(move || save(&near, 1, number, epoch)).join()
+    };
+    assert!(again(2).is_err(), "the save of a step that is held must fail");
+    assert_eq!(files(&*near, 1)["step-1/.metadata"], before["step-1/.metadata"]);
+    // That it was held is why.
+    runner.act(&Action::Release { step: 1 }, "me").unwrap();
+    again(3).unwrap();
+    assert_ne!(files(&*near, 1)["step-1/.metadata"], before["step-1/.metadata"]);
 }
 
 #[test]

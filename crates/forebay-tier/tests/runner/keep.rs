@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use forebay_checkpoint::commit::{Hold, Marks, numbers};
+use forebay_checkpoint::commit::{Hold, Marks, SystemClock, numbers};
 use forebay_error::Code;
 use forebay_store::{MemoryStore, Store};
-use forebay_tier::runner::{Action, Admitted};
+use forebay_tier::runner::{Action, Admitted, Duties, Runner, Tiers};
 use forebay_tier::status::{CopyState, Health};
 
 use crate::setup::{LONG, config, save_all, settle, start, tables, tier, until};
@@ -65,15 +65,30 @@ fn nothing_leaves_the_first_tier_before_it_is_elsewhere() {
     let (near, far) = (memory(), memory());
     save_all(&near, &[1, 2, 3]);
     let text = tables(&["near", "far"]).replacen("place", "keep_last = 1\nplace", 1);
-    let runner = start(&config(&text), &[Arc::clone(&near), Arc::clone(&far)]);
+    let stores = [Arc::clone(&near), Arc::clone(&far)];
+    let runner = start(&config(&text), &stores);
     runner.act(&Action::Pause { tier: None }, "test").unwrap();
-    let prune = runner.act(&Action::Prune { dry_run: true }, "test").unwrap();
-    assert!(prune.removed.is_empty());
+    until(&runner, "seen", |status| status.tiers[1].health == Health::Ok);
+    let dry = |runner: &Runner| {
+        assert!(runner.look(LONG));
+        let prune = runner.act(&Action::Prune { dry_run: true }, "test").unwrap();
+        prune.removed.into_iter().map(|copy| (copy.tier, copy.step)).collect::<Vec<_>>()
+    };
+    assert_eq!(runner.status().steps.len(), 3);
+    assert_eq!(dry(&runner), []);
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert_eq!(steps(&near), [1, 2, 3]);
-    // A copy whose files are not all there does not count, whatever its `.metadata` says.
-    runner.act(&Action::Resume { tier: None }, "test").unwrap();
-    settle(&runner);
+    runner.stop();
+    // Elsewhere, they go; a runner that only looks says so, and removes nothing.
+    let plain = start(&config(&tables(&["near", "far"])), &stores);
+    settle(&plain);
+    plain.stop();
+    let clock = Arc::new(SystemClock::default());
+    let looks = Tiers::with_stores(&config(&text), stores.to_vec(), clock).unwrap();
+    let looks = Runner::start_with(looks, Duties::Look).unwrap();
+    assert_eq!(dry(&looks), [("near".to_owned(), 1), ("near".to_owned(), 2)]);
+    assert_eq!(steps(&near), [1, 2, 3]);
+    let runner = start(&config(&text), &stores);
     until(&runner, "removed", |_| steps(&near) == [3]);
 }
 

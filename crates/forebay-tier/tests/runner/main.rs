@@ -7,8 +7,10 @@ mod again;
 mod drain;
 mod heal;
 mod keep;
+mod looks;
 mod servers;
 mod setup;
+mod tidy;
 #[allow(dead_code, reason = "shared with the tests of hops")]
 #[path = "../hop/world.rs"]
 mod world;

@@ -1,0 +1,72 @@
+//! What was seen, and when.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_store::fault::{Fault, FaultStore, Plan};
+use forebay_store::{MemoryStore, Store};
+use forebay_tier::runner::Admitted;
+use forebay_tier::status::{CopyState, Health};
+
+use crate::setup::{LONG, Switch, config, save_all, start, tables, tier, until};
+use crate::world::{data_bytes, files, source};
+
+fn memory() -> Arc<dyn Store> {
+    Arc::new(MemoryStore::new())
+}
+
+fn slow(store: &Arc<dyn Store>, millis: u64) -> Arc<dyn Store> {
+    let slow = Fault::Slow(Duration::from_millis(millis));
+    Arc::new(FaultStore::new(Arc::clone(store), Plan::from(0, slow)))
+}
+
+/// A look that has begun may have listed the steps before: it is none of after the call.
+#[test]
+fn a_look_is_one_that_began_after_it_was_asked_for() {
+    let near = memory();
+    save_all(&near, &[1]);
+    let switch = Switch::new(Arc::clone(&near));
+    let mut long = config(&tables(&["near"]));
+    long.moving.look_every = Duration::from_secs(3600);
+    let runner = start(&long, &[Arc::clone(&switch) as _]);
+    assert!(runner.look(LONG));
+    switch.set_reads(slow(&near, 300));
+    runner.wake();
+    std::thread::sleep(Duration::from_millis(450));
+    // The listing of the look that is under way is over.
+    save_all(&near, &[2]);
+    assert!(runner.look(LONG));
+    assert_eq!(runner.status().steps.len(), 2);
+}
+
+#[test]
+fn a_far_tier_that_hangs_from_the_start_does_not_stop_the_near_ones() {
+    let (near, middle, far) = (memory(), memory(), memory());
+    save_all(&near, &[1]);
+    // Each of its calls takes longer than it is waited for.
+    let hangs = slow(&far, 25_000);
+    let config = config(&tables(&["near", "middle", "far"]));
+    let runner = start(&config, &[Arc::clone(&near), Arc::clone(&middle), hangs]);
+    let status = until(&runner, "moved", |status| {
+        status.steps.first().is_some_and(|step| step.copies[1] == CopyState::Committed)
+    });
+    assert!(matches!(tier(&status, "far").health, Health::Unknown), "{status:#?}");
+    assert_eq!(files(&*middle, 1), files(&*near, 1));
+}
+
+/// What a save is likely to need is not known before something was seen: it waits for that.
+#[test]
+fn a_save_that_comes_before_the_first_look_is_not_taken_for_an_empty_one() {
+    let bytes = data_bytes(&source());
+    let near = memory();
+    save_all(&near, &[1, 2]);
+    let text = tables(&["near", "far"]);
+    let text = text.replacen("place", &format!("capacity = {}\nplace", bytes * 5 / 2), 1);
+    let text = format!("{text}[tiers]\nbacklog = \"skip\"\n");
+    let far = slow(&memory(), 2_000);
+    let runner = start(&config(&text), &[slow(&near, 50), far]);
+    assert_eq!(runner.admit_next(LONG).unwrap(), Admitted::Skip);
+    // Where nothing was saved yet there is room for anything.
+    let new = start(&config(&text), &[memory(), memory()]);
+    assert_eq!(new.admit_next(LONG).unwrap(), Admitted::Save(0));
+}

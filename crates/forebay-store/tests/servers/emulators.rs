@@ -6,6 +6,7 @@
 //! | fake-gcs-server | GCS | the Python index | Google's XML interface without PUT, which `google` adds; no parts |
 //!
 //! Both are reached by plain HTTP. Azurite's account and key are the well-known ones of every emulator of it.
+//! **unsafe**: the credentials are set as variables of the process, which is where the product looks for them.
 
 use std::net::SocketAddr;
 use std::sync::Once;

@@ -67,8 +67,8 @@ fn put(
     }
     parts.extend(format!("--{BOUNDARY}--\r\n").as_bytes());
     let request = format!(
-        "POST /upload/storage/v1/b/{bucket}/o?uploadType=multipart&name={key}{expected} HTTP/1.1\r\n\
-         Host: {upstream}\r\nContent-Type: multipart/related; boundary={BOUNDARY}\r\n\
+        "POST /upload/storage/v1/b/{bucket}/o?uploadType=multipart&name={key}{expected} \
+         HTTP/1.1\r\nHost: {upstream}\r\nContent-Type: multipart/related; boundary={BOUNDARY}\r\n\
          Content-Length: {}\r\n",
         parts.len()
     );

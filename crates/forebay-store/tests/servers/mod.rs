@@ -1,7 +1,8 @@
 //! Real servers that tests talk to, started by them: s3s-fs, moto, the JuiceFS gateway, [`emulators`].
 //!
 //! Where they are is told by variables that `cargo xtask test` sets. Without one a test says that it is skipped;
-//! with `FOREBAY_NO_SKIP` set it fails, unless `FOREBAY_MAY_SKIP` names the variable. A server is started once in a test program and dies with it.
+//! with `FOREBAY_NO_SKIP` set it fails, unless `FOREBAY_MAY_SKIP` names the variable. A server is started once in a
+//! test program and dies with it.
 //! **unsafe**: the credentials are set as variables of the process, which is where the product looks for them.
 
 #![allow(dead_code, reason = "each test program uses some of it")]

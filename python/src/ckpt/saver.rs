@@ -223,7 +223,7 @@ impl Saver {
         let others = tiers.map(Tiers::farther).transpose()?.unwrap_or_default();
         interruptible(py, move |_| {
             let (root, run) = (&settings.root, settings.run);
-            commit::claim_among(root, &others, run, parent, &settings.who)
+            commit::claim_among(root, others, run, parent, &settings.who)
         })
     }
 

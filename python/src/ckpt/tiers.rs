@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_checkpoint::commit::Root;
+use forebay_checkpoint::commit::Other;
 use forebay_error::{Code, Error};
 use forebay_tier::config::{Beside, Config};
 use forebay_tier::nearest::{Look, Passed, Source, Wanted, choose};
 use forebay_tier::policy::Backlog;
-use forebay_tier::runner::{Action, Admitted, Runner, Tiers as Opened};
+use forebay_tier::runner::{Action, Admitted, Duties, Runner, Tiers as Opened};
 use pyo3::prelude::*;
 
 use super::usage;
@@ -29,12 +29,13 @@ pub(crate) struct Tiers {
 
 #[pymethods]
 impl Tiers {
-    /// From a file, or the text of one.
+    /// From a file, or the text of one. Without `moves` it only looks: an agent does the rest.
     #[new]
-    #[pyo3(signature = (file, text=None))]
-    fn new(py: Python<'_>, file: PathBuf, text: Option<String>) -> Result<Self> {
+    #[pyo3(signature = (file, text=None, moves=true))]
+    fn new(py: Python<'_>, file: PathBuf, text: Option<String>, moves: bool) -> Result<Self> {
+        let duties = if moves { Duties::All } else { Duties::Look };
         let runner = interruptible(py, move |_| {
-            Runner::start(Opened::open(&configured(&file, text.as_deref())?)?)
+            Runner::start_with(Opened::open(&configured(&file, text.as_deref())?)?, duties)
         })?;
         Ok(Self { inner: Own::new(Arc::new(runner), "these tiers") })
     }
@@ -51,6 +52,12 @@ impl Tiers {
             Backlog::Straight => "straight",
         };
         Ok((config.tiers.into_iter().map(|tier| tier.place).collect(), backlog))
+    }
+
+    /// The socket of the agent, as the configuration that counts says.
+    #[staticmethod]
+    fn agent_socket() -> Result<PathBuf> {
+        Ok(Config::load(None, &Beside::of_process([])?)?.agent.socket)
     }
 
     /// Something was saved: look now.
@@ -136,17 +143,14 @@ impl Tiers {
 }
 
 impl Tiers {
-    /// The roots of all tiers but the first, as far as they can be opened.
-    pub(super) fn farther(&self) -> Result<Vec<Root>> {
+    /// All tiers but the first, to be opened.
+    pub(super) fn farther(&self) -> Result<Vec<Other>> {
         let tiers = self.inner.get()?.tiers();
-        let open = |tier: usize| match tiers.root(tier) {
-            Ok(root) => Some(root),
-            Err(error) => {
-                tracing::warn!(tier, %error, "a tier is not asked for the epochs of the job");
-                None
-            }
+        let open = |tier: usize| {
+            let tiers = Arc::clone(tiers);
+            Box::new(move || tiers.root(tier)) as Other
         };
-        Ok((1..tiers.count()).filter_map(open).collect())
+        Ok((1..tiers.count()).map(open).collect())
     }
 }
 

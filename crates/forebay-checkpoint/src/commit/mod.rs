@@ -114,7 +114,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 pub use adopt::{Adopted, Adoption, Standing};
 pub use attempt::{Attempt, Spec};
 pub use clock::{Clock, SystemClock};
-pub use epoch::{claim, claim_among};
+pub use epoch::{Other, claim, claim_among};
 pub use gc::{GcOptions, GcReport, gc, gc_beside, gc_folder};
 pub use hints::{Answer, Board, Hint, Hints, Order, Pulse, Suspect};
 pub use id::{AttemptId, RunId, StructureHash};

@@ -21,7 +21,6 @@ pub(super) struct Lane {
     paid: Duration,
     waiting: BTreeSet<Ticket>,
     tickets: u64,
-    passed: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +33,7 @@ pub(super) enum Answer {
 impl Lane {
     pub(super) fn new(cap: Option<NonZeroU64>) -> Self {
         let (paid, waiting) = (Duration::ZERO, BTreeSet::new());
-        Self { cap, paid, waiting, tickets: 0, passed: 0 }
+        Self { cap, paid, waiting, tickets: 0 }
     }
 
     pub(super) fn set_cap(&mut self, cap: Option<NonZeroU64>) {
@@ -45,10 +44,6 @@ impl Lane {
 
     pub(super) fn cap(&self) -> Option<NonZeroU64> {
         self.cap
-    }
-
-    pub(super) fn passed(&self) -> u64 {
-        self.passed
     }
 
     /// Stands in the line.
@@ -88,7 +83,6 @@ impl Lane {
             self.paid = start.saturating_add(time_of(bytes, cap));
         }
         self.leave(ticket);
-        self.passed = self.passed.saturating_add(bytes);
         Answer::Go
     }
 }
@@ -183,6 +177,5 @@ mod tests {
         assert_ne!(lane.ask(first, MS, 1, true), Answer::Go);
         assert_eq!(lane.ask(second, MS, 1 << 40, false), Answer::Go);
         assert_eq!(lane.ask(first, MS, 1, false), Answer::Go);
-        assert_eq!(lane.passed(), (1 << 40) + 1);
     }
 }

@@ -49,6 +49,27 @@ impl Tiers {
         stores: Vec<Arc<dyn Store>>,
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>> {
+        Self::build(config, stores, &clock, |_, tier| fresh(&clock, tier))
+    }
+
+    /// The tiers of another job, with [shares](Limits::share) of the limits of these in their order: a cap is the
+    /// machine's, however many jobs there are. Stores as in [`with_stores`](Self::with_stores).
+    ///
+    /// A tier that these do not have gets limits of its own. Errors: as there.
+    pub fn beside(&self, config: &Config, stores: Vec<Arc<dyn Store>>) -> Result<Arc<Self>> {
+        let limits = |number: usize, tier: &TierConfig| match self.tiers.get(number) {
+            Some(tier) => tier.limits.share(),
+            None => fresh(&self.clock, tier),
+        };
+        Self::build(config, stores, &self.clock, limits)
+    }
+
+    fn build(
+        config: &Config,
+        stores: Vec<Arc<dyn Store>>,
+        clock: &Arc<dyn Clock>,
+        limits: impl Fn(usize, &TierConfig) -> Limits,
+    ) -> Result<Arc<Self>> {
         if config.tiers.is_empty() {
             let error = Error::new(Code::Usage, "no tiers are configured");
             return Err(error.hint("`[[tier]]` tables of forebay.toml say where they are"));
@@ -62,15 +83,14 @@ impl Tiers {
         }
         let mut given = stores.into_iter();
         let mut tiers = Vec::new();
-        for tier in &config.tiers {
-            let caps = Caps { read: tier.read_limit, write: tier.write_limit };
-            let limits = Arc::new(Limits::new(Arc::clone(&clock), caps));
+        for (number, tier) in config.tiers.iter().enumerate() {
+            let limits = Arc::new(limits(number, tier));
             let folder = folder_of(&tier.place);
-            let opened = given.next().map(|store| root_of(store, &clock));
+            let opened = given.next().map(|store| root_of(store, clock));
             let opened = Mutex::new(opened);
             tiers.push(Tier { config: tier.clone(), limits, folder, opened });
         }
-        Ok(Arc::new(Self { config: config.clone(), tiers, clock, who: who() }))
+        Ok(Arc::new(Self { config: config.clone(), tiers, clock: Arc::clone(clock), who: who() }))
     }
 
     /// How many there are.
@@ -148,6 +168,12 @@ impl Tier {
             *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
     }
+}
+
+/// Limits that nobody shares yet.
+fn fresh(clock: &Arc<dyn Clock>, tier: &TierConfig) -> Limits {
+    let caps = Caps { read: tier.read_limit, write: tier.write_limit };
+    Limits::new(Arc::clone(clock), caps)
 }
 
 fn root_of(store: Arc<dyn Store>, clock: &Arc<dyn Clock>) -> Root {

@@ -201,6 +201,12 @@ impl Jobs {
     }
 }
 
+/// Why an action does not begin.
+pub(crate) fn busy() -> Error {
+    let what = "as many actions as are taken at a time are under way";
+    Error::new(Code::Unsupported, what).hint("try again when one has ended")
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

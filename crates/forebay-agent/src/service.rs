@@ -13,8 +13,9 @@ use serde_json::Value;
 use crate::agent::Agent;
 use crate::job::{CONFIGURED, Jobs};
 use crate::metrics::Counts;
+use crate::notify;
 use crate::settings::Settings;
-use crate::track::Trackers;
+use crate::track::{Folders, Trackers};
 use crate::work::Work;
 
 impl Work for Runner {
@@ -45,6 +46,8 @@ pub struct Service {
     agent: Option<Agent>,
     trackers: Arc<Trackers>,
     runner: Arc<Runner>,
+    counts: Arc<Counts>,
+    config: Config,
 }
 
 impl Service {
@@ -52,18 +55,50 @@ impl Service {
     ///
     /// Errors: those of the tiers, of the settings, of what is bound.
     pub fn start(config: &Config, counts: Arc<Counts>) -> Result<Self> {
+        // At once: until then they are open to all that this process starts.
+        let mut kept = notify::kept();
+        Self::start_with(config, counts, &mut kept)
+    }
+
+    /// The same, and goes on with folders, which are taken once nothing can go wrong any more.
+    fn start_with(config: &Config, counts: Arc<Counts>, kept: &mut Folders) -> Result<Self> {
         let settings = settings(config)?;
         settings.check_http()?;
         let tiers = Tiers::open(config)?;
         let jobs = Arc::new(Jobs::default());
-        let trackers = Arc::new(Trackers::new(config.clone(), Arc::clone(&jobs)));
+        let trackers = Arc::new(Trackers::new(Arc::clone(&tiers), Arc::clone(&jobs)));
         // The socket first: where another agent has it, nothing is to move twice.
         let tracker = Arc::clone(&trackers);
-        let agent = Agent::start(&settings, Arc::clone(&jobs), counts, tracker)?;
+        let agent = Agent::start(&settings, Arc::clone(&jobs), Arc::clone(&counts), tracker)?;
         let runner = Arc::new(Runner::start(tiers)?);
         jobs.add(CONFIGURED, Arc::clone(&runner) as Arc<dyn Work>)?;
-        trackers.resume();
-        Ok(Self { agent: Some(agent), trackers, runner })
+        let (agent, config) = (Some(agent), config.clone());
+        let service = Self { agent, trackers, runner, counts, config };
+        service.trackers.resume(std::mem::take(kept))?;
+        Ok(service)
+    }
+
+    /// Goes on with another configuration: ends as [`stop`](Self::stop) does, starts, and takes up the folders that
+    /// were handed over. Where it cannot start it starts as it was.
+    ///
+    /// Errors: with what is wrong with the configuration, before anything has ended; with the reason, after it has been
+    /// started as it was. `None` beside it: that was not possible either.
+    pub fn restart(mut self, config: &Config) -> (Option<Self>, Result<()>) {
+        if let Err(error) = check(config) {
+            return (Some(self), Err(error));
+        }
+        let mut folders = self.end();
+        let (counts, before) = (Arc::clone(&self.counts), self.config.clone());
+        drop(self);
+        match Self::start_with(config, Arc::clone(&counts), &mut folders) {
+            Ok(service) => (Some(service), Ok(())),
+            Err(error) => match Self::start_with(&before, counts, &mut folders) {
+                Ok(service) => (Some(service), Err(error)),
+                Err(again) => {
+                    (None, Err(error.hint(format!("nor does it start as before: {again}"))))
+                }
+            },
+        }
     }
 
     /// Where HTTP listens, if it does.
@@ -73,11 +108,17 @@ impl Service {
 
     /// Ends: requests, then transfers, each within one part. What was moved stays, the rest goes on at the next start.
     pub fn stop(&mut self) {
+        self.end();
+    }
+
+    /// The same; the folders that were handed over.
+    fn end(&mut self) -> Folders {
         self.agent = None;
         std::thread::scope(|scope| {
-            scope.spawn(|| self.trackers.stop());
+            let trackers = scope.spawn(|| self.trackers.stop());
             self.runner.stop();
-        });
+            trackers.join().unwrap_or_default()
+        })
     }
 }
 

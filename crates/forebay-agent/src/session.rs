@@ -15,8 +15,11 @@ use crate::secret::random;
 const SESSIONS_MAX: usize = 64;
 /// How long one holds.
 const SESSION_TIME: Duration = Duration::from_secs(12 * 3600);
+/// Characters of a session's name: enough to tell those of a log apart.
+const NAME_CHARS: usize = 8;
 
 struct Session {
+    name: String,
     cookie: String,
     form: String,
     may_act: bool,
@@ -26,6 +29,8 @@ struct Session {
 /// What a cookie is good for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Visitor {
+    /// What logs call the session: random, and of no use to anybody.
+    pub(crate) name: String,
     /// What forms must carry.
     pub(crate) form: String,
     /// Whether actions are allowed, or just reading.
@@ -37,16 +42,18 @@ pub(crate) struct Visitor {
 pub(crate) struct Sessions(Mutex<VecDeque<Session>>);
 
 impl Sessions {
-    /// Makes one; returns what the cookie holds. Errors: no random bytes.
-    pub(crate) fn start(&self, may_act: bool) -> Result<String> {
-        let (cookie, form) = (random()?, random()?);
+    /// Makes one; returns what the cookie holds, and what logs call it. Errors: no random bytes.
+    pub(crate) fn start(&self, may_act: bool) -> Result<(String, String)> {
+        let (cookie, form, mut name) = (random()?, random()?, random()?);
+        name.truncate(NAME_CHARS);
         let until = Instant::now() + SESSION_TIME;
         let mut all = self.lock();
         if all.len() >= SESSIONS_MAX {
             all.pop_front();
         }
-        all.push_back(Session { cookie: cookie.clone(), form, may_act, until });
-        Ok(cookie)
+        let started = (cookie.clone(), name.clone());
+        all.push_back(Session { name, cookie, form, may_act, until });
+        Ok(started)
     }
 
     /// Whose cookie it is.
@@ -58,7 +65,11 @@ impl Sessions {
         let mut found = None;
         for session in all.iter() {
             if same(&session.cookie, cookie) {
-                found = Some(Visitor { form: session.form.clone(), may_act: session.may_act });
+                found = Some(Visitor {
+                    name: session.name.clone(),
+                    form: session.form.clone(),
+                    may_act: session.may_act,
+                });
             }
         }
         found
@@ -86,11 +97,14 @@ mod tests {
     #[test]
     fn sessions_are_bounded_and_end() {
         let sessions = Sessions::default();
-        let first = sessions.start(true).unwrap();
-        assert!(sessions.find(&first).unwrap().may_act);
+        let (first, name) = sessions.start(true).unwrap();
+        let visitor = sessions.find(&first).unwrap();
+        assert!(visitor.may_act);
+        assert_eq!(visitor.name, name);
+        assert!(!first.contains(&name) && !visitor.form.contains(&name), "a log tells secrets");
         assert_eq!(sessions.find("other"), None);
         assert_eq!(sessions.find(""), None);
-        let last = (0..SESSIONS_MAX).map(|_| sessions.start(false).unwrap()).last().unwrap();
+        let last = (0..SESSIONS_MAX).map(|_| sessions.start(false).unwrap().0).last().unwrap();
         assert_eq!(sessions.find(&first), None, "the oldest goes");
         assert!(!sessions.find(&last).unwrap().may_act);
         sessions.end(&last);

@@ -9,16 +9,20 @@
 //!
 //! A job outlives its client. It outlives the agent where a service manager keeps the descriptor for the next one
 //! ([`notify`]); elsewhere descriptors end with it, and who saves hands its folder over again when it connects again,
-//! which is no error if it is the same folder.
+//! which is no error if it is the same folder. What was kept and cannot be taken up now (no descriptors, no threads,
+//! too many jobs, a configuration that has nowhere to move to) stays kept and is tried again; only what is no folder any
+//! more is forgotten.
+//!
+//! Caps and pauses are the machine's: all jobs share those of the configured tiers.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
-use forebay_checkpoint::commit::SystemClock;
 use forebay_error::{Code, Error, Result};
 use forebay_store::{PosixStore, Store};
-use forebay_tier::config::Config;
 use forebay_tier::runner::{Runner, Tiers};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use serde_json::{Value, json};
@@ -29,54 +33,145 @@ use crate::socket::Tracker;
 use crate::socket::message::check_name;
 use crate::work::Work;
 
+/// Between the first two tries to take up what was kept; it doubles.
+const RETRY: Duration = Duration::from_secs(30);
+/// And in the end.
+const RETRY_MAX: Duration = Duration::from_secs(600);
+
+/// Folders and the names of their jobs.
+pub(crate) type Folders = Vec<(String, OwnedFd)>;
+
 /// All folders that were handed over.
 pub(crate) struct Trackers {
-    config: Config,
+    /// Those of the configured job.
+    tiers: Arc<Tiers>,
     jobs: Arc<Jobs>,
-    tracked: Mutex<BTreeMap<String, Tracked>>,
+    state: Mutex<State>,
+    stopping: Condvar,
+    retrying: Mutex<Option<JoinHandle<Folders>>>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Nothing is taken any more.
+    stopped: bool,
+    tracked: BTreeMap<String, Place>,
+}
+
+/// What a name stands for.
+enum Place {
+    Moved(Tracked),
+    /// Its runner ends; until it has, nobody else writes where it did.
+    Ending,
 }
 
 struct Tracked {
     runner: Arc<Runner>,
+    folder: OwnedFd,
     /// Device and inode of the folder.
-    folder: (u64, u64),
+    id: (u64, u64),
     places: Vec<String>,
 }
 
 impl Trackers {
-    pub(crate) fn new(config: Config, jobs: Arc<Jobs>) -> Self {
-        Self { config, jobs, tracked: Mutex::default() }
+    pub(crate) fn new(tiers: Arc<Tiers>, jobs: Arc<Jobs>) -> Self {
+        let (state, retrying) = (Mutex::default(), Mutex::default());
+        Self { tiers, jobs, state, stopping: Condvar::new(), retrying }
     }
 
-    /// Goes on with the folders that the service manager has kept of an agent before.
-    pub(crate) fn resume(&self) {
+    /// Goes on with the folders of an agent before, which the service manager has kept. Errors: no thread to try again
+    /// what is not possible now.
+    pub(crate) fn resume(self: &Arc<Self>, kept: Folders) -> Result<()> {
+        let left = self.take_up(kept);
+        if left.is_empty() {
+            return Ok(());
+        }
+        let trackers = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("forebay-resume".to_owned());
+        let thread = thread.spawn(move || trackers.retry(left));
+        let thread = thread.map_err(|error| Error::io("cannot start a thread", error))?;
+        *self.retrying.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(())
+    }
+
+    /// Until all are taken up, or the end: then what is left.
+    fn retry(&self, mut left: Folders) -> Folders {
+        let mut pause = RETRY;
+        while !left.is_empty() {
+            let state = self.lock();
+            let waited = self.stopping.wait_timeout_while(state, pause, |state| !state.stopped);
+            if waited.unwrap_or_else(PoisonError::into_inner).0.stopped {
+                break;
+            }
+            left = self.take_up(left);
+            pause = (pause * 2).min(RETRY_MAX);
+        }
+        left
+    }
+
+    /// Takes up what is possible; what may be later is given back.
+    fn take_up(&self, kept: Folders) -> Folders {
         let own = rustix::process::geteuid().as_raw();
-        for (job, folder) in notify::kept() {
-            if let Err(error) = self.begin(&job, folder, own, false) {
-                tracing::warn!(%error, job, "a folder that was kept is left");
+        let mut left = Vec::new();
+        for (job, folder) in kept {
+            // A file system that does not answer now is another matter.
+            let lost = check_name(&job).and_then(|()| still_there(&folder)).err();
+            let lost = lost.filter(|error| matches!(error.code(), Code::Usage | Code::NotFound));
+            if let Some(error) = lost {
+                tracing::warn!(%error, job, "what was kept is forgotten");
                 notify::forget(&job);
+                continue;
+            }
+            let begun = again(&folder).and_then(|folder| self.begin(&job, folder, own, false));
+            match begun {
+                Ok(_) => {}
+                // Its client was faster, with another folder: that one is kept under the name too.
+                Err(error) if error.code() == Code::AlreadyExists => {
+                    tracing::warn!(%error, job, "a folder that was kept is left");
+                }
+                Err(error) => {
+                    tracing::warn!(%error, job, "a folder that was kept is tried again later");
+                    left.push((job, folder));
+                }
             }
         }
+        left
     }
 
-    /// Ends all.
-    pub(crate) fn stop(&self) {
-        let all = std::mem::take(&mut *self.lock());
+    /// Ends all, and takes no more. The folders are for who goes on with them.
+    pub(crate) fn stop(&self) -> Folders {
+        let all = {
+            let mut state = self.lock();
+            state.stopped = true;
+            std::mem::take(&mut state.tracked)
+        };
+        self.stopping.notify_all();
+        let thread = self.retrying.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut folders = thread.map_or(Vec::new(), |thread| {
+            thread.join().unwrap_or_else(|_| {
+                tracing::error!("the thread that takes up folders has panicked");
+                Vec::new()
+            })
+        });
         std::thread::scope(|scope| {
-            for (name, tracked) in &all {
-                self.jobs.remove(name);
-                scope.spawn(|| tracked.runner.stop());
+            for (name, place) in all {
+                let Place::Moved(tracked) = place else { continue };
+                self.jobs.remove(&name);
+                scope.spawn(move || tracked.runner.stop());
+                folders.push((name, tracked.folder));
             }
         });
+        folders
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Tracked>> {
-        self.tracked.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn start(&self, job: &str, folder: OwnedFd, id: (u64, u64)) -> Result<Tracked> {
+        let opened = again(&folder)?;
         let shown = shown_path(&folder);
-        let mut config = self.config.clone();
+        let mut config = self.tiers.config().clone();
         let [first, rest @ ..] = config.tiers.as_mut_slice() else {
             return Err(Error::new(Code::Usage, "the agent has no tiers").at(job));
         };
@@ -91,10 +186,10 @@ impl Trackers {
             tier.place = format!("{}/{job}", tier.place.trim_end_matches('/'));
             places.push(tier.place.clone());
         }
-        let store = Arc::new(PosixStore::handed_over(folder, &shown)?) as Arc<dyn Store>;
-        let tiers = Tiers::with_stores(&config, vec![store], Arc::new(SystemClock::default()))?;
+        let store = Arc::new(PosixStore::handed_over(opened, &shown)?) as Arc<dyn Store>;
+        let tiers = self.tiers.beside(&config, vec![store])?;
         let runner = Arc::new(Runner::start(tiers)?);
-        Ok(Tracked { runner, folder: id, places })
+        Ok(Tracked { runner, folder, id, places })
     }
 }
 
@@ -103,9 +198,18 @@ impl Trackers {
     fn begin(&self, job: &str, folder: OwnedFd, uid: u32, keep: bool) -> Result<Value> {
         check_name(job)?;
         let id = check_folder(&folder, uid)?;
-        let mut tracked = self.lock();
-        if let Some(known) = tracked.get(job) {
-            if known.folder != id {
+        // Held until it is there for all to see, so that an end comes before or after it.
+        let mut state = self.lock();
+        if state.stopped {
+            return Err(Error::new(Code::Cancelled, "the agent ends").at(job));
+        }
+        if let Some(known) = state.tracked.get(job) {
+            let Place::Moved(known) = known else {
+                let what = "a job of that name is ending";
+                let hint = "hand it over again in a few seconds";
+                return Err(Error::new(Code::AlreadyExists, what).at(job).hint(hint));
+            };
+            if known.id != id {
                 let what = "another folder is moved under that name";
                 return Err(Error::new(Code::AlreadyExists, what).at(job));
             }
@@ -116,35 +220,66 @@ impl Trackers {
             let what = "that is what the configured job is called";
             return Err(Error::new(Code::AlreadyExists, what).at(job));
         }
-        let kept = keep.then(|| folder.try_clone());
-        let kept = kept.transpose();
-        let kept = kept.map_err(|error| Error::io("cannot keep the folder open", error))?;
         let started = self.start(job, folder, id)?;
         // Where it finds no room it is stopped by its drop.
         self.jobs.add(job, Arc::clone(&started.runner) as Arc<dyn Work>)?;
         let places = started.places.clone();
-        if let Some(folder) = kept {
-            notify::keep(job, folder.as_fd());
+        if keep {
+            notify::keep(job, started.folder.as_fd());
         }
         tracing::info!(job, uid, places = places.join(" -> "), "a folder was handed over");
-        tracked.insert(job.to_owned(), started);
+        state.tracked.insert(job.to_owned(), Place::Moved(started));
         Ok(json!({ "places": places }))
+    }
+}
+
+impl Trackers {
+    /// Ends a job, and has its folder forgotten. Errors: `not_found`.
+    fn leave(&self, job: &str) -> Result<()> {
+        let tracked = {
+            let mut state = self.lock();
+            let none = || Error::new(Code::NotFound, "no such job was handed over").at(job);
+            let place = state.tracked.get_mut(job).ok_or_else(none)?;
+            let Place::Moved(tracked) = std::mem::replace(place, Place::Ending) else {
+                return Err(none());
+            };
+            self.jobs.remove(job);
+            // Before anybody can hand over another folder under the name, which this would forget.
+            notify::forget(job);
+            tracked
+        };
+        tracked.runner.stop();
+        self.lock().tracked.remove(job);
+        Ok(())
+    }
+
+    /// Makes room for the folder of a job that was begun anew: where the one that is moved was removed.
+    fn leave_if_removed(&self, job: &str) -> Result<()> {
+        let known = match self.lock().tracked.get(job) {
+            Some(Place::Moved(known)) => again(&known.folder)?,
+            _ => return Ok(()),
+        };
+        match still_there(&known) {
+            Err(error) if error.code() == Code::NotFound => {
+                tracing::info!(%error, job, "another one is handed over");
+                self.leave(job)
+            }
+            // What is wrong with it otherwise is told where it is moved.
+            _ => Ok(()),
+        }
     }
 }
 
 impl Tracker for Trackers {
     fn track(&self, job: &str, folder: OwnedFd, uid: u32) -> Result<Value> {
+        check_user(uid)?;
+        self.leave_if_removed(job)?;
         self.begin(job, folder, uid, true)
     }
 
     fn untrack(&self, job: &str, uid: u32) -> Result<()> {
         check_user(uid)?;
-        let Some(tracked) = self.lock().remove(job) else {
-            return Err(Error::new(Code::NotFound, "no such job was handed over").at(job));
-        };
-        self.jobs.remove(job);
-        tracked.runner.stop();
-        notify::forget(job);
+        self.leave(job)?;
         tracing::info!(job, uid, "a folder is left");
         Ok(())
     }
@@ -160,21 +295,40 @@ fn check_user(uid: u32) -> Result<()> {
     Err(Error::new(Code::PermissionDenied, what).hint(hint))
 }
 
-/// Whether a folder may be handed over; its device and inode.
-fn check_folder(folder: &OwnedFd, uid: u32) -> Result<(u64, u64)> {
-    check_user(uid)?;
-    let shown = shown_path(folder);
+/// The same folder, open once more.
+fn again(folder: &OwnedFd) -> Result<OwnedFd> {
+    folder.try_clone().map_err(|error| Error::io("cannot open a folder once more", error))
+}
+
+/// Whether what was kept is a folder still. Errors: `usage`, `not_found`.
+fn still_there(folder: &OwnedFd) -> Result<()> {
+    let stat = stat(folder)?;
+    if stat.st_nlink == 0 {
+        let what = "the folder was removed";
+        return Err(Error::new(Code::NotFound, what).at(shown_path(folder).display()));
+    }
+    Ok(())
+}
+
+fn stat(folder: &OwnedFd) -> Result<rustix::fs::Stat> {
     let stat = rustix::fs::fstat(folder)
         .map_err(|errno| Error::io("cannot stat what came", errno.into()))?;
     if rustix::fs::FileType::from_raw_mode(stat.st_mode) != rustix::fs::FileType::Directory {
         let what = "what came is no folder";
-        return Err(Error::new(Code::Usage, what).at(shown.display()));
+        return Err(Error::new(Code::Usage, what).at(shown_path(folder).display()));
     }
+    Ok(stat)
+}
+
+/// Whether a folder may be handed over; its device and inode.
+fn check_folder(folder: &OwnedFd, uid: u32) -> Result<(u64, u64)> {
+    check_user(uid)?;
+    let stat = stat(folder)?;
     let own = rustix::process::geteuid().as_raw();
     if stat.st_uid != own {
         let what =
             format!("the folder belongs to user {}, the agent is of user {own}", stat.st_uid);
-        return Err(Error::new(Code::PermissionDenied, what).at(shown.display()));
+        return Err(Error::new(Code::PermissionDenied, what).at(shown_path(folder).display()));
     }
     // Both are 64 bits wide, or less.
     Ok((stat.st_dev, stat.st_ino))
@@ -185,3 +339,6 @@ fn shown_path(folder: &OwnedFd) -> PathBuf {
     let link = format!("/proc/self/fd/{}", folder.as_raw_fd());
     std::fs::read_link(link).unwrap_or_else(|_| PathBuf::from("a folder"))
 }
+
+#[cfg(test)]
+mod tests;

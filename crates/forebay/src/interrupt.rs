@@ -5,12 +5,12 @@
 //! cancelled, temporary files are removed, and the command ends with 128 + signal. Whatever hangs in the kernel
 //! meanwhile (a dead file server) does not matter: after [`GRACE`], or at a second signal, the waiting thread removes
 //! the temporary files itself and ends the process. A signal that the parent made this process ignore (nohup) stays
-//! ignored.
+//! ignored. To a daemon SIGHUP is the order to read its configuration anew ([`reloads`]).
 
 use std::mem::MaybeUninit;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -22,6 +22,10 @@ const GRACE: Duration = Duration::from_millis(900);
 const SIGNALS: [i32; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
 static RECEIVED: AtomicI32 = AtomicI32::new(0);
+
+/// Whether SIGHUP does not end; whether one came.
+static RELOADS: AtomicBool = AtomicBool::new(false);
+static RELOAD: AtomicBool = AtomicBool::new(false);
 
 /// For those who wait for a signal.
 static WAITING: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
@@ -50,12 +54,21 @@ pub(crate) fn watch() -> Result<()> {
         set
     };
     let spawned = std::thread::Builder::new().name("forebay-signal".to_owned()).spawn(move || {
-        let signal = wait_signal(&set);
-        {
-            let _waiting = WAITING.0.lock().unwrap_or_else(PoisonError::into_inner);
-            RECEIVED.store(signal, Ordering::Release);
-        }
-        WAITING.1.notify_all();
+        let signal = loop {
+            let signal = wait_signal(&set);
+            let reload = signal == libc::SIGHUP && RELOADS.load(Ordering::Relaxed);
+            {
+                let _waiting = WAITING.0.lock().unwrap_or_else(PoisonError::into_inner);
+                match reload {
+                    true => RELOAD.store(true, Ordering::Release),
+                    false => RECEIVED.store(signal, Ordering::Release),
+                }
+            }
+            WAITING.1.notify_all();
+            if !reload {
+                break signal;
+            }
+        };
         let grace = match GRACE_MS.load(Ordering::Relaxed) {
             0 => GRACE,
             other => Duration::from_millis(other),
@@ -81,11 +94,21 @@ pub(crate) fn grace(time: Duration) {
     GRACE_MS.store(u64::try_from(time.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
-/// Waits until a signal asked for the end, at most that long.
+/// From now on SIGHUP does not end: [`take_reload`] tells of it.
+pub(crate) fn reloads() {
+    RELOADS.store(true, Ordering::Relaxed);
+}
+
+/// Whether a SIGHUP came since the last call.
+pub(crate) fn take_reload() -> bool {
+    RELOAD.swap(false, Ordering::AcqRel)
+}
+
+/// Waits until a signal came, at most that long.
 pub(crate) fn wait(limit: Duration) {
     let waiting = WAITING.0.lock().unwrap_or_else(PoisonError::into_inner);
-    let waited = WAITING.1.wait_timeout_while(waiting, limit, |()| received().is_none());
-    drop(waited);
+    let nothing = |(): &mut ()| received().is_none() && !RELOAD.load(Ordering::Acquire);
+    drop(WAITING.1.wait_timeout_while(waiting, limit, nothing));
 }
 
 /// Fails with `cancelled` once a signal asked for the end.

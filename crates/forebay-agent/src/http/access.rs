@@ -5,7 +5,10 @@
 //! | nobody in particular, no token for reading configured (loopback only) | yes | no |
 //! | `Authorization: Bearer` with the token for reading | yes | no |
 //! | `Authorization: Bearer` with the token for actions | yes | yes |
-//! | the cookie of a session | yes | by forms of the page, if the session began with the token for actions |
+//! | the cookie of a session | yes | by forms of the page, with TLS, if the session began with the token for actions |
+//!
+//! A browser sends the cookies of a host to every port of it, so without TLS the server that another user of the
+//! machine has started on a port of its own could take one: what may be done with it is to read, whatever the token was.
 //!
 //! A browser sends cookies by itself, so they count for the page and its forms alone, never for the API's actions. A
 //! site whose name is made to lead to this machine (DNS rebinding) could read what needs no token, so without one the
@@ -70,10 +73,15 @@ impl Access {
         }
     }
 
+    /// What a session that begins with this text may: nothing where it is no token, else whether to act.
+    pub(super) fn login(&self, guess: &[u8]) -> Option<bool> {
+        self.token(guess).map(|may_act| may_act && self.is_tls)
+    }
+
     /// Whether logging in gives a visitor more.
     pub(super) fn may_login(&self, visitor: Option<&Visitor>) -> bool {
         match visitor {
-            None => self.read.is_some() || self.act.is_some(),
+            None => self.read.is_some() || (self.act.is_some() && self.is_tls),
             Some(_) => false,
         }
     }
@@ -166,12 +174,35 @@ mod tests {
     #[test]
     fn a_cookie_reads_and_never_acts_by_the_api() {
         let (access, sessions) = (Access::new(None, None, true), Sessions::default());
-        let cookie = sessions.start(true).unwrap();
+        let (cookie, _) = sessions.start(true).unwrap();
         let sent = format!("a=b; __Host-forebay={cookie}; forebay=x");
         let rights = access.rights(&head(&[(COOKIE, &sent)]), &sessions);
         assert!(rights.read && !rights.act && rights.visitor.unwrap().may_act);
         let plain = format!("forebay={cookie}");
         assert_eq!(access.rights(&head(&[(COOKIE, &plain)]), &sessions), Rights::default());
         assert!(access.set_cookie("x").contains("; HttpOnly; SameSite=Strict; Secure"));
+    }
+
+    #[test]
+    fn without_tls_nobody_logs_in_to_act() {
+        let secret = |text: &str| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), text).unwrap();
+            Some(Secret::read(file.path(), "the token").unwrap())
+        };
+        let (read, act) = (b"0123456789abcdef-read", b"0123456789abcdef-act");
+        for is_tls in [false, true] {
+            let access = Access::new(
+                secret("0123456789abcdef-read"),
+                secret("0123456789abcdef-act"),
+                is_tls,
+            );
+            assert_eq!(access.login(read), Some(false));
+            assert_eq!(access.login(act), Some(is_tls));
+            assert_eq!(access.login(b"0123456789abcdef-other"), None);
+            assert_eq!(access.token(act), Some(true), "the API takes it as a header");
+            let only_acts = Access::new(None, secret("0123456789abcdef-act"), is_tls);
+            assert_eq!(only_acts.may_login(None), is_tls, "there is nothing to gain");
+        }
     }
 }

@@ -11,6 +11,8 @@ use hyper::header::{
 use hyper::{Response, StatusCode};
 use serde_json::{Value, json};
 
+use crate::socket::message::Refusal;
+
 /// An answer.
 pub(super) type Answer = Response<Full<Bytes>>;
 
@@ -87,20 +89,15 @@ pub(super) fn only_tls(answer: &mut Answer) {
 
 /// An error, as the API says it.
 pub(super) fn error(error: &Error) -> Answer {
-    json(status_of(error.code()), &error_value(error))
+    error_of(status_of(error.code()), error)
 }
 
-/// `{"error": {"code", "what", "place", "hints"}}`
-pub(crate) fn error_value(error: &Error) -> Value {
-    json!({"error": {
-        "code": error.code().as_str(),
-        "what": error.what(),
-        "place": error.place(),
-        "hints": error.hints(),
-    }})
+/// The same with another status: `{"error": {"code", "what", "place", "hints"}}`.
+pub(super) fn error_of(status: StatusCode, error: &Error) -> Answer {
+    json(status, &json!({ "error": Refusal::from(error) }))
 }
 
-fn status_of(code: Code) -> StatusCode {
+pub(super) fn status_of(code: Code) -> StatusCode {
     match code {
         Code::Usage => StatusCode::BAD_REQUEST,
         Code::NotFound => StatusCode::NOT_FOUND,

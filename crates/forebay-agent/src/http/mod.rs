@@ -4,22 +4,27 @@
 //! | --- | --- |
 //! | [`access`] | who may read, who may act |
 //! | [`route`] | from a request to an answer |
+//! | [`act`] | actions, of the API and of forms |
+//! | [`pool`] | threads for them, bounded |
 //! | [`form`] | what forms of the page may ask for |
 //! | [`body`] | bodies of requests, bounded |
 //! | [`answer`] | answers with the headers that all have |
 //!
 //! A connection costs a task and at most 32 KiB of head and 64 KiB of body; there are at most [`CONNECTIONS_MAX`], and
 //! one that is slow with its handshake, its head or its body, or with taking an answer, is closed. What may block
-//! (files and networks of the tiers) runs on a few threads of the runtime's own pool. No header allows other sites
-//! anything.
+//! (files and networks of the tiers) runs on a few threads of the runtime's own pool, and actions, which may take
+//! hours, on those of [`pool`]. No header allows other sites anything.
 
 mod access;
+mod act;
 mod answer;
 mod body;
 mod form;
+mod pool;
 mod route;
 
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -40,6 +45,7 @@ use crate::metrics::Counts;
 use crate::session::Sessions;
 use crate::settings::Checked;
 use access::Access;
+use pool::Pool;
 
 /// Connections at a time; more wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 128;
@@ -60,6 +66,7 @@ pub(crate) struct Site {
     pub(crate) counts: Arc<Counts>,
     access: Access,
     sessions: Sessions,
+    pool: Pool,
 }
 
 /// A listener that is bound; [`serve`](Self::serve) answers.
@@ -76,7 +83,8 @@ impl Http {
         let listener = std::net::TcpListener::bind(checked.listen).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let access = Access::new(checked.read, checked.act, checked.tls.is_some());
-        let site = Arc::new(Site { jobs, counts, access, sessions: Sessions::default() });
+        let (sessions, pool) = (Sessions::default(), Pool::default());
+        let site = Arc::new(Site { jobs, counts, access, sessions, pool });
         Ok(Self { listener, tls: checked.tls.map(TlsAcceptor::from), site })
     }
 
@@ -90,12 +98,15 @@ impl Http {
         let listener = TcpListener::from_std(self.listener)
             .map_err(|error| Error::io("cannot listen", error))?;
         let (site, tls) = (self.site, self.tls);
-        let start = |stream, place| {
+        let start = |stream: TcpStream, place| {
+            // Who is gone already needs no answer.
+            let Ok(peer) = stream.peer_addr() else { return Ok(()) };
+            let peer = peer.ip().to_canonical();
             let (site, tls, end) = (Arc::clone(&site), tls.clone(), end.clone());
             tokio::spawn(async move {
                 let _place = place;
                 site.counts.http_connections.fetch_add(1, Ordering::Relaxed);
-                let _ = timeout(CONNECTION_TIME, connection(&site, tls, stream, end)).await;
+                let _ = timeout(CONNECTION_TIME, connection(&site, tls, stream, peer, end)).await;
                 site.counts.http_connections.fetch_sub(1, Ordering::Relaxed);
             });
             Ok(())
@@ -109,24 +120,25 @@ async fn connection(
     site: &Arc<Site>,
     tls: Option<TlsAcceptor>,
     stream: TcpStream,
+    peer: IpAddr,
     end: watch::Receiver<bool>,
 ) {
     let _ = stream.set_nodelay(true);
-    let Some(tls) = tls else { return talk(site, stream, end).await };
+    let Some(tls) = tls else { return talk(site, stream, peer, end).await };
     match timeout(HANDSHAKE_TIME, tls.accept(stream)).await {
-        Ok(Ok(stream)) => talk(site, stream, end).await,
+        Ok(Ok(stream)) => talk(site, stream, peer, end).await,
         Ok(Err(error)) => tracing::debug!(%error, "no TLS"),
         Err(_) => tracing::debug!("no TLS in time"),
     }
 }
 
-async fn talk<S>(site: &Arc<Site>, stream: S, mut end: watch::Receiver<bool>)
+async fn talk<S>(site: &Arc<Site>, stream: S, peer: IpAddr, mut end: watch::Receiver<bool>)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let service = service_fn(|request| {
         let site = Arc::clone(site);
-        async move { Ok::<_, Infallible>(route::answer(&site, request).await) }
+        async move { Ok::<_, Infallible>(route::answer(&site, peer, request).await) }
     });
     let talk = http1::Builder::new()
         .timer(TokioTimer::new())

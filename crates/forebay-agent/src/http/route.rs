@@ -1,34 +1,32 @@
 //! From a request to an answer.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use forebay_error::{Code, Error, Result};
 use hyper::body::Incoming;
-use hyper::header::CONTENT_TYPE;
 use hyper::{Method, Request, StatusCode};
-use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::access::Rights;
 use super::answer::{self, Answer};
-use super::body::{body_of, form_of, is_same_site};
-use super::{Site, form};
-use crate::job::Job;
-use crate::session::{Visitor, same};
+use super::body::{form_of, is_same_site};
+use super::{Site, act, form};
+use crate::session::Visitor;
 use crate::{metrics, page};
 
-/// For work to be done; what takes longer goes on, and the answer says so.
+/// For what a page is made of.
 const WORK_TIME: Duration = Duration::from_secs(20);
 /// Before a wrong token is answered: guesses are slow, and each holds one of the connections.
 const WRONG_TIME: Duration = Duration::from_millis(300);
 
 /// Answers, and counts it.
-pub(super) async fn answer(site: &Arc<Site>, request: Request<Incoming>) -> Answer {
+pub(super) async fn answer(site: &Arc<Site>, peer: IpAddr, request: Request<Incoming>) -> Answer {
     let route = route_of(request.uri().path());
     let head_only = request.method() == Method::HEAD;
-    let mut answer = routed(site, route, request).await;
+    let mut answer = routed(site, route, peer, request).await;
     if head_only {
         *answer.body_mut() = Bytes::new().into();
     }
@@ -58,7 +56,12 @@ fn route_of(path: &str) -> &'static str {
     ROUTES.iter().find(|route| **route == path).copied().unwrap_or("other")
 }
 
-async fn routed(site: &Arc<Site>, route: &'static str, request: Request<Incoming>) -> Answer {
+async fn routed(
+    site: &Arc<Site>,
+    route: &'static str,
+    peer: IpAddr,
+    request: Request<Incoming>,
+) -> Answer {
     let get = matches!(*request.method(), Method::GET | Method::HEAD);
     let post = request.method() == Method::POST;
     // What says nothing needs nothing.
@@ -68,7 +71,7 @@ async fn routed(site: &Arc<Site>, route: &'static str, request: Request<Incoming
         "/style.css" if get => return answer::file("text/css; charset=utf-8", page::STYLE),
         "/page.js" if get => return answer::file("text/javascript; charset=utf-8", page::SCRIPT),
         "/login" if get => return answer::html(StatusCode::OK, page::login(false)),
-        "/login" if post => return login(site, request).await,
+        "/login" if post => return login(site, peer, request).await,
         _ => {}
     }
     let rights = site.access.rights(request.headers(), &site.sessions);
@@ -87,8 +90,10 @@ async fn routed(site: &Arc<Site>, route: &'static str, request: Request<Incoming
             )
         }
         "/api/v1/status" if get => status(site, &request).await,
-        "/api/v1/actions" if post => act(site, &rights, request).await,
-        "/actions" | "/logout" if post => by_form(site, route, rights.visitor, request).await,
+        "/api/v1/actions" if post => act::by_api(site, &rights, peer, request).await,
+        "/actions" | "/logout" if post => {
+            act::by_form(site, route, rights.visitor, peer, request).await
+        }
         "other" => answer::text(StatusCode::NOT_FOUND, "there is no such page\n"),
         _ => answer::text(StatusCode::METHOD_NOT_ALLOWED, "not with this method\n"),
     }
@@ -111,7 +116,7 @@ async fn refused(site: &Site, route: &str, rights: &Rights) -> Answer {
     })
 }
 
-async fn login(site: &Site, request: Request<Incoming>) -> Answer {
+async fn login(site: &Site, peer: IpAddr, request: Request<Incoming>) -> Answer {
     if !is_same_site(request.headers()) {
         return answer::text(StatusCode::FORBIDDEN, "not from another site\n");
     }
@@ -120,13 +125,16 @@ async fn login(site: &Site, request: Request<Incoming>) -> Answer {
         Err(answer) => return *answer,
     };
     let guess = form::field(&fields, "token").unwrap_or_default().trim();
-    let session = site.access.token(guess.as_bytes()).map(|may_act| site.sessions.start(may_act));
+    let session = site.access.login(guess.as_bytes()).map(|may_act| site.sessions.start(may_act));
     match session {
-        Some(Ok(cookie)) => answer::see("/", Some(&site.access.set_cookie(&cookie))),
+        Some(Ok((cookie, session))) => {
+            tracing::info!(%peer, session, "logged in");
+            answer::see("/", Some(&site.access.set_cookie(&cookie)))
+        }
         Some(Err(error)) => answer::error(&error),
         None => {
             site.counts.denied();
-            tracing::warn!("somebody tried to log in with a text that is no token");
+            tracing::warn!(%peer, "somebody tried to log in with a text that is no token");
             tokio::time::sleep(WRONG_TIME).await;
             answer::html(StatusCode::UNAUTHORIZED, page::login(true))
         }
@@ -183,106 +191,6 @@ async fn status(site: &Arc<Site>, request: &Request<Incoming>) -> Answer {
         Ok(value) => answer::json(StatusCode::OK, &value),
         Err(error) => answer::error(&error),
     }
-}
-
-/// `POST /api/v1/actions`: an action as JSON; `job` beside it says whose.
-async fn act(site: &Arc<Site>, rights: &Rights, request: Request<Incoming>) -> Answer {
-    if !rights.act {
-        site.counts.denied();
-        let what = match site.access.allows_actions() {
-            true => "actions need the token for actions, as Authorization: Bearer\n",
-            false => "actions by HTTP are off: no agent.action_token_file is configured\n",
-        };
-        return answer::text(StatusCode::FORBIDDEN, what);
-    }
-    let kind = request.headers().get(CONTENT_TYPE).map(|kind| kind.as_bytes().to_ascii_lowercase());
-    if !kind.is_some_and(|kind| kind.starts_with(b"application/json")) {
-        let what = "an action is sent as application/json\n";
-        return answer::text(StatusCode::UNSUPPORTED_MEDIA_TYPE, what);
-    }
-    let bytes = match body_of(request).await {
-        Ok(bytes) => bytes,
-        Err(answer) => return *answer,
-    };
-    let action: Value = match serde_json::from_slice(&bytes) {
-        Ok(action @ Value::Object(_)) => action,
-        _ => return answer::error(&Error::new(Code::Usage, "the body is no JSON object")),
-    };
-    match carry_out(site, action).await {
-        Ok(outcome) => answer::json(StatusCode::OK, &json!({ "ok": outcome })),
-        Err(error) if error.code() == Code::Timeout => {
-            answer::json(StatusCode::ACCEPTED, &answer::error_value(&error))
-        }
-        Err(error) => answer::error(&error),
-    }
-}
-
-/// `POST /actions` and `/logout`: what buttons of the page send.
-async fn by_form(
-    site: &Arc<Site>,
-    route: &'static str,
-    visitor: Option<Visitor>,
-    request: Request<Incoming>,
-) -> Answer {
-    let allowed = is_same_site(request.headers());
-    let cookie = site.access.cookie(request.headers()).unwrap_or_default().to_owned();
-    let fields = match form_of(request).await {
-        Ok(fields) => fields,
-        Err(answer) => return *answer,
-    };
-    let sent = form::field(&fields, "form").unwrap_or_default();
-    let visitor = visitor.filter(|visitor| allowed && same(&visitor.form, sent));
-    let Some(visitor) = visitor.filter(|visitor| visitor.may_act || route == "/logout") else {
-        site.counts.denied();
-        let text = "Log in with the token for actions, and try again from this site.";
-        return answer::html(StatusCode::FORBIDDEN, page::message("Not allowed", text));
-    };
-    if route == "/logout" {
-        site.sessions.end(&cookie);
-        return answer::see("/", Some(&site.access.set_cookie("")));
-    }
-    debug_assert!(visitor.may_act);
-    let Some(mut action) = form::action(&fields) else {
-        let page = page::message("Not possible", "The form asks for nothing that there is.");
-        return answer::html(StatusCode::BAD_REQUEST, page);
-    };
-    let job = form::field(&fields, "job").unwrap_or_default().to_owned();
-    action["job"] = json!(job);
-    let shows = action["action"] == "prune";
-    match carry_out(site, action).await {
-        Ok(outcome) if shows => {
-            let text = format!("{outcome:#}");
-            answer::html(StatusCode::OK, page::message("Prune", &text))
-        }
-        Ok(_) if site.jobs.all().len() > 1 && is_plain(&job) => {
-            answer::see(&format!("/?job={job}"), None)
-        }
-        Ok(_) => answer::see("/", None),
-        Err(error) => {
-            let status = answer::error(&error).status();
-            answer::html(status, page::message("Not possible", &error.render()))
-        }
-    }
-}
-
-/// Whether a name needs no escapes in a URL.
-fn is_plain(name: &str) -> bool {
-    name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
-}
-
-/// Finds the job and lets it act.
-async fn carry_out(site: &Arc<Site>, mut action: Value) -> Result<Value> {
-    let name = action.as_object_mut().and_then(|action| action.remove("job"));
-    let name = name.as_ref().and_then(Value::as_str).map(str::to_owned);
-    let site = Arc::clone(site);
-    work(move || {
-        let job: Arc<Job> = site.jobs.find(name.as_deref())?;
-        let done = job.act_for_others(&action, "http");
-        let word = action.get("action").and_then(Value::as_str).unwrap_or_default();
-        site.counts.acted(word, done.is_ok());
-        done
-    })
-    .await
 }
 
 /// Runs what may block. Errors: its own; `timeout` where it goes on longer than [`WORK_TIME`].

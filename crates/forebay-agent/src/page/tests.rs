@@ -11,7 +11,11 @@ fn view<'a>(status: &'a Status, may_act: bool) -> View<'a> {
         job: "default",
         status,
         rates: vec![vec![(0.0, 1e9), (2e9, 3e9)]; 3],
-        visitor: may_act.then(|| Visitor { form: "f0rm".to_owned(), may_act }),
+        visitor: may_act.then(|| Visitor {
+            name: "5e55".to_owned(),
+            form: "f0rm".to_owned(),
+            may_act,
+        }),
         may_login: true,
         now: 1_790_000_060.0,
     }

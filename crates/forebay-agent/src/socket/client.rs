@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_error::{Code, Error, Result};
 use forebay_tier::status::Status;
@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::frame::{ANSWER_BYTES_MAX, Reader, send};
 use super::message::{Answer, Request};
+use super::serve::CROWDED_TIME;
 
 /// For the agent to take a request.
 const SEND_TIME: Duration = Duration::from_secs(10);
@@ -20,36 +21,43 @@ const ASK_TIME: Duration = Duration::from_secs(30);
 const ACT_TIME: Duration = Duration::from_secs(24 * 3600);
 /// For the rest of an answer that has begun.
 const REST_TIME: Duration = Duration::from_secs(60);
+/// A connection that was idle for longer is made again: the agent may be about to leave it, and a request that meets
+/// the end is not sent twice.
+const REUSE_TIME: Duration = Duration::from_millis(CROWDED_TIME.as_millis() as u64 / 2);
 
 /// A connection to an agent.
 pub struct Client {
     stream: UnixStream,
     path: PathBuf,
+    used: Instant,
+    patience: Duration,
 }
 
 impl Client {
     /// Connects. Errors: `not_found` where no agent listens; `permission_denied`; I/O.
     pub fn connect(path: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(path).map_err(|error| {
-            let refused = error.kind() == std::io::ErrorKind::ConnectionRefused;
-            let error = match refused {
-                true => Error::new(Code::NotFound, "no agent listens").with_source(error),
-                false => Error::io("cannot reach an agent", error),
-            };
-            error.at(path.display()).hint("`forebay agent` starts one; agent.socket says where")
-        })?;
-        Ok(Self { stream, path: path.to_owned() })
+        let stream = connect(path)?;
+        let (path, used) = (path.to_owned(), Instant::now());
+        Ok(Self { stream, path, used, patience: ASK_TIME })
+    }
+
+    /// How long an answer to a question may take; 30 s if nothing is said. Actions take the time they need.
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     /// How a job stands. Errors: `not_found` for a job that is none; I/O.
     pub fn status(&mut self, job: Option<&str>) -> Result<Status> {
         let job = job.map(str::to_owned);
-        self.typed(self.ask(&Request::Status { job }, None, ASK_TIME)?)
+        let value = self.ask(&Request::Status { job }, None, self.patience)?;
+        self.typed(value)
     }
 
     /// The names of the agent's jobs. Errors: I/O.
     pub fn jobs(&mut self) -> Result<Vec<String>> {
-        self.typed(self.ask(&Request::Jobs, None, ASK_TIME)?)
+        let value = self.ask(&Request::Jobs, None, self.patience)?;
+        self.typed(value)
     }
 
     /// Carries out an action; its outcome. Errors: those of the action; I/O.
@@ -61,7 +69,7 @@ impl Client {
     /// Something was saved. Errors: I/O.
     pub fn wake(&mut self, job: Option<&str>) -> Result<()> {
         let job = job.map(str::to_owned);
-        self.ask(&Request::Wake { job }, None, ASK_TIME).map(drop)
+        self.ask(&Request::Wake { job }, None, self.patience).map(drop)
     }
 
     /// Hands a folder over: what is saved there is moved on, whatever becomes of this process. Says where to.
@@ -70,16 +78,35 @@ impl Client {
     /// a job of that name; I/O.
     pub fn track(&mut self, job: &str, folder: BorrowedFd<'_>) -> Result<Value> {
         let job = job.to_owned();
-        self.ask(&Request::Track { job }, Some(folder), ASK_TIME)
+        self.ask(&Request::Track { job }, Some(folder), self.patience)
     }
 
     /// Stops what [`track`](Self::track) began. Errors: `not_found`; I/O.
     pub fn untrack(&mut self, job: &str) -> Result<()> {
         let job = job.to_owned();
-        self.ask(&Request::Untrack { job }, None, ASK_TIME).map(drop)
+        self.ask(&Request::Untrack { job }, None, self.patience).map(drop)
     }
 
-    fn ask(&self, request: &Request, fd: Option<BorrowedFd<'_>>, time: Duration) -> Result<Value> {
+    fn ask(
+        &mut self,
+        request: &Request,
+        fd: Option<BorrowedFd<'_>>,
+        time: Duration,
+    ) -> Result<Value> {
+        if self.used.elapsed() > REUSE_TIME {
+            self.stream = connect(&self.path)?;
+        }
+        let answer = self.exchange(request, fd, time);
+        self.used = Instant::now();
+        answer
+    }
+
+    fn exchange(
+        &self,
+        request: &Request,
+        fd: Option<BorrowedFd<'_>>,
+        time: Duration,
+    ) -> Result<Value> {
         let text = serde_json::to_vec(request).map_err(|error| {
             Error::new(Code::Internal, "cannot write a request").with_source(error)
         })?;
@@ -111,4 +138,15 @@ impl Client {
             .at(self.path.display())
             .hint("agent and client should be of one version")
     }
+}
+
+fn connect(path: &Path) -> Result<UnixStream> {
+    UnixStream::connect(path).map_err(|error| {
+        let refused = error.kind() == std::io::ErrorKind::ConnectionRefused;
+        let error = match refused {
+            true => Error::new(Code::NotFound, "no agent listens").with_source(error),
+            false => Error::io("cannot reach an agent", error),
+        };
+        error.at(path.display()).hint("`forebay agent` starts one; agent.socket says where")
+    })
 }

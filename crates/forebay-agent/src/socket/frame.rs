@@ -37,11 +37,17 @@ pub(super) struct Frame {
 pub(super) struct Reader<'a> {
     stream: &'a UnixStream,
     fd: Option<OwnedFd>,
+    began: bool,
 }
 
 impl<'a> Reader<'a> {
     pub(super) fn new(stream: &'a UnixStream) -> Self {
-        Self { stream, fd: None }
+        Self { stream, fd: None, began: false }
+    }
+
+    /// Whether the last frame began: after a `timeout` without one the other side was only idle.
+    pub(super) fn began(&self) -> bool {
+        self.began
     }
 
     /// The next frame; `None` where the stream ended before one. The first byte may take `idle`, the rest `time`.
@@ -55,9 +61,10 @@ impl<'a> Reader<'a> {
         time: Duration,
     ) -> Result<Option<Frame>> {
         let mut head = [0; 4];
-        self.fd = None;
+        (self.fd, self.began) = (None, false);
         self.wait(idle)?;
         let first = self.some(&mut head)?;
+        self.began = first > 0;
         if first == 0 {
             return Ok(None);
         }
@@ -146,23 +153,26 @@ pub(super) fn send(
     let head = len.to_le_bytes();
     let sent = match fd {
         None => 0,
-        Some(fd) => send_fd(stream, &head, fd).map_err(|errno| failed(errno.into()))?,
+        Some(_) => send_with(stream, &head, fd).map_err(|errno| failed(errno.into()))?,
     };
     stream.write_all(head.get(sent..).unwrap_or_default()).map_err(failed)?;
     stream.write_all(text).map_err(failed)
 }
 
-fn send_fd(stream: &UnixStream, head: &[u8], fd: BorrowedFd<'_>) -> Result<usize, Errno> {
-    let fds = [fd];
+/// Sends bytes in one call, with a descriptor beside them where one is given; how many went. Errors: those of the call.
+pub(crate) fn send_with(
+    socket: impl AsFd,
+    bytes: &[u8],
+    fd: Option<BorrowedFd<'_>>,
+) -> Result<usize, Errno> {
+    let fds = fd.as_slice();
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut room);
-    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::NOBUFS);
     }
-    let slices = [IoSlice::new(head)];
-    rustix::io::retry_on_intr(|| {
-        sendmsg(stream.as_fd(), &slices, &mut control, SendFlags::NOSIGNAL)
-    })
+    let slices = [IoSlice::new(bytes)];
+    rustix::io::retry_on_intr(|| sendmsg(&socket, &slices, &mut control, SendFlags::NOSIGNAL))
 }
 
 #[cfg(test)]

@@ -10,19 +10,28 @@ use forebay_error::{Code, Error, Result};
 use rustix::fd::OwnedFd;
 use serde_json::{Value, json};
 use tokio::net::UnixListener;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::frame::{Frame, REQUEST_BYTES_MAX, Reader, send};
 use super::message::{Answer, Refusal, Request};
 use super::place::{Place, bind};
 use crate::accept::accept;
-use crate::job::Jobs;
+use crate::job::{Jobs, busy};
 use crate::metrics::Counts;
 
 /// Clients at a time; more wait in the kernel's queue.
 const CLIENTS_MAX: usize = 64;
+/// Of those, the ones that are neither root's nor of the agent's user.
+const OTHERS_MAX: usize = 48;
+/// How long a client may ask nothing; then it connects again. [`Client`](super::client::Client) does so by itself.
+const IDLE_TIME: Duration = Duration::from_secs(60);
+/// The same while all places are taken, so that who asks something gets one.
+pub(super) const CROWDED_TIME: Duration = Duration::from_secs(5);
+/// Promotions at a time, for the clients of the socket: each holds a client's place for as long as a copy takes.
+const COPIES_MAX: usize = 16;
 /// For the rest of a frame, and for a client to take a piece of an answer.
 const FRAME_TIME: Duration = Duration::from_secs(10);
+
 /// Takes folders of clients, to move what is saved there.
 pub(crate) trait Tracker: Send + Sync {
     /// Starts to move a job's steps out of an open folder that a process of user `uid` handed over; says where to.
@@ -39,6 +48,13 @@ struct Peer {
     pid: Option<i32>,
 }
 
+impl Peer {
+    /// Whether it could do itself whatever the agent can.
+    fn is_own(self) -> bool {
+        [0, rustix::process::geteuid().as_raw()].contains(&self.uid)
+    }
+}
+
 /// A bound socket; [`serve`](Self::serve) answers.
 pub(crate) struct Socket {
     listener: std::os::unix::net::UnixListener,
@@ -51,6 +67,17 @@ struct Shared {
     counts: Arc<Counts>,
     tracker: Arc<dyn Tracker>,
     users: Vec<u32>,
+    /// Places of those who are neither root nor the agent's user.
+    others: Arc<Semaphore>,
+    copies: Semaphore,
+    idle: Idle,
+}
+
+/// How long a client may ask nothing.
+#[derive(Clone, Copy)]
+struct Idle {
+    most: Duration,
+    crowded: Duration,
 }
 
 impl Socket {
@@ -68,7 +95,8 @@ impl Socket {
         let failed = |error| Error::io("cannot listen on the socket", error).at(path.display());
         listener.set_nonblocking(true).map_err(failed)?;
         let users = users.iter().copied().chain([0, own]).collect();
-        let shared = Arc::new(Shared { jobs, counts, tracker, users });
+        let idle = Idle { most: IDLE_TIME, crowded: CROWDED_TIME };
+        let shared = Arc::new(Shared::new(jobs, counts, tracker, users, idle));
         Ok(Self { listener, place, shared })
     }
 
@@ -78,12 +106,13 @@ impl Socket {
         let listener = UnixListener::from_std(self.listener)
             .map_err(|error| Error::io("cannot listen on the socket", error))?;
         let shared = self.shared;
+        let ended = end.clone();
         let start = |stream: tokio::net::UnixStream, place| {
             let peer = stream.peer_cred()?;
             let peer = Peer { uid: peer.uid(), pid: peer.pid() };
             let stream = stream.into_std()?;
             stream.set_nonblocking(false)?;
-            shared.start(stream, peer, place)
+            shared.start(stream, peer, place, ended.clone())
         };
         accept(&listener, CLIENTS_MAX, end, start).await;
         Ok(())
@@ -91,18 +120,44 @@ impl Socket {
 }
 
 impl Shared {
+    fn new(
+        jobs: Arc<Jobs>,
+        counts: Arc<Counts>,
+        tracker: Arc<dyn Tracker>,
+        users: Vec<u32>,
+        idle: Idle,
+    ) -> Self {
+        let (others, copies) = (Arc::new(Semaphore::new(OTHERS_MAX)), Semaphore::new(COPIES_MAX));
+        Self { jobs, counts, tracker, users, others, copies, idle }
+    }
+
     fn start(
         self: &Arc<Self>,
         stream: UnixStream,
         peer: Peer,
         place: Option<OwnedSemaphorePermit>,
+        ended: watch::Receiver<bool>,
     ) -> std::io::Result<()> {
+        let other = match peer.is_own() {
+            true => None,
+            false => match Arc::clone(&self.others).try_acquire_owned() {
+                Ok(place) => Some(place),
+                Err(_) => {
+                    self.counts.denied();
+                    let what = "as many clients of other users as are taken are connected";
+                    let error = Error::new(Code::Unsupported, what).hint("try again later");
+                    // A new socket has room for this. Who does not wait for it misses nothing.
+                    let _ = reply(&stream, Err(error));
+                    return Ok(());
+                }
+            },
+        };
         let shared = Arc::clone(self);
         let thread = std::thread::Builder::new().name("forebay-client".to_owned());
         let started = thread.spawn(move || {
-            let _place = place;
+            let _places = (place, other);
             shared.counts.socket_clients.fetch_add(1, Ordering::Relaxed);
-            if let Err(error) = shared.talk(&stream, peer) {
+            if let Err(error) = shared.talk(&stream, peer, &ended) {
                 tracing::debug!(%error, ?peer, "a client is left");
             }
             shared.counts.socket_clients.fetch_sub(1, Ordering::Relaxed);
@@ -110,8 +165,8 @@ impl Shared {
         started.map(drop)
     }
 
-    /// Until the client ends, or breaks the protocol.
-    fn talk(&self, stream: &UnixStream, peer: Peer) -> Result<()> {
+    /// Until the client or the agent ends, it breaks the protocol, or is idle too long.
+    fn talk(&self, stream: &UnixStream, peer: Peer, ended: &watch::Receiver<bool>) -> Result<()> {
         if !self.users.contains(&peer.uid) {
             self.counts.denied();
             tracing::warn!(?peer, "a user that may not use the socket");
@@ -122,10 +177,28 @@ impl Shared {
             return Err(error);
         }
         let mut reader = Reader::new(stream);
+        let mut idle = Duration::ZERO;
         loop {
-            match reader.next(REQUEST_BYTES_MAX, None, FRAME_TIME) {
+            let wait = self.idle.crowded.min(self.idle.most - idle);
+            let next = reader.next(REQUEST_BYTES_MAX, Some(wait), FRAME_TIME);
+            // Where it goes on in this process, it is not for those who came before.
+            if *ended.borrow() {
+                let error = Error::new(Code::Cancelled, "the agent ends");
+                return reply(stream, Err(error));
+            }
+            match next {
                 Ok(None) => return Ok(()),
-                Ok(Some(frame)) => reply(stream, self.answer(frame, peer))?,
+                Err(error) if error.code() == Code::Timeout && !reader.began() => {
+                    idle += wait;
+                    if idle >= self.idle.most || self.is_crowded() {
+                        // Without a word: it would be taken for the answer to what comes next.
+                        return Ok(());
+                    }
+                }
+                Ok(Some(frame)) => {
+                    idle = Duration::ZERO;
+                    reply(stream, self.answer(frame, peer))?;
+                }
                 Err(error) => {
                     // Where the next frame begins is not known any more.
                     reply(stream, Err(error.again()))?;
@@ -135,14 +208,16 @@ impl Shared {
         }
     }
 
+    /// Whether more may wait for a place.
+    fn is_crowded(&self) -> bool {
+        let clients = self.counts.socket_clients.load(Ordering::Relaxed);
+        usize::try_from(clients).is_ok_and(|clients| clients >= CLIENTS_MAX)
+    }
+
     fn answer(&self, frame: Frame, peer: Peer) -> Result<Value> {
         let request: Request = serde_json::from_slice(&frame.text).map_err(|error| {
             Error::new(Code::Usage, "a request is not understood").with_source(error)
         })?;
-        let who = || match peer.pid {
-            Some(pid) => format!("uid {} pid {pid}", peer.uid),
-            None => format!("uid {}", peer.uid),
-        };
         match (request, frame.fd) {
             (Request::Track { job }, Some(folder)) => {
                 self.counts.asked("track");
@@ -176,17 +251,28 @@ impl Shared {
             }
             (Request::Act { job, action }, None) => {
                 self.counts.asked("act");
-                let job = self.jobs.find(job.as_deref())?;
-                let own = [0, rustix::process::geteuid().as_raw()].contains(&peer.uid);
-                let done = match own {
-                    true => job.act(&action, &who()),
-                    false => job.act_for_others(&action, &who()),
-                };
-                let name = action.get("action").and_then(Value::as_str).unwrap_or_default();
-                self.counts.acted(name, done.is_ok());
-                done
+                self.act(job.as_deref(), &action, peer)
             }
         }
+    }
+
+    fn act(&self, job: Option<&str>, action: &Value, peer: Peer) -> Result<Value> {
+        let name = action.get("action").and_then(Value::as_str).unwrap_or_default();
+        let _copies = match name {
+            "promote" => Some(self.copies.try_acquire().map_err(|_| busy())?),
+            _ => None,
+        };
+        let job = self.jobs.find(job)?;
+        let who = match peer.pid {
+            Some(pid) => format!("uid {} pid {pid}", peer.uid),
+            None => format!("uid {}", peer.uid),
+        };
+        let done = match peer.is_own() {
+            true => job.act(action, &who),
+            false => job.act_for_others(action, &who),
+        };
+        self.counts.acted(name, done.is_ok());
+        done
     }
 }
 
@@ -199,3 +285,6 @@ fn reply(stream: &UnixStream, result: Result<Value>) -> Result<()> {
         .map_err(|error| Error::new(Code::Internal, "cannot write an answer").with_source(error))?;
     send(stream, &text, None, FRAME_TIME)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,13 +1,14 @@
 //! Sends spans to a collector, from a thread of its own.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Code, Error, Result};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::watch;
 
 use super::layer::{Span, SpanLayer};
 use super::otlp;
@@ -25,11 +26,15 @@ const SEND_TIME: Duration = Duration::from_secs(5);
 const TRIES: u32 = 3;
 /// See there.
 const PAUSE: Duration = Duration::from_millis(500);
+/// For all that is left at the end, tries and pauses included: a collector that hangs must not keep the agent.
+const END_TIME: Duration = Duration::from_secs(3);
 
 /// The thread that sends; [`finish`](Self::finish), or dropping it, sends what is left.
 pub struct Exporter {
     thread: Option<JoinHandle<()>>,
-    ended: Arc<AtomicBool>,
+    queue: SyncSender<Option<Span>>,
+    /// When everything is over, once it ends.
+    end: watch::Sender<Option<Instant>>,
 }
 
 impl Exporter {
@@ -56,19 +61,26 @@ impl Exporter {
             .enable_all()
             .build()
             .map_err(|error| Error::io("cannot start a runtime", error))?;
-        let (sender, receiver): (SyncSender<Span>, _) = sync_channel(QUEUE_MAX);
-        let ended = Arc::new(AtomicBool::new(false));
-        let sending = Sending { url, client, runtime, counts: Arc::clone(&counts), host: host() };
-        let flag = Arc::clone(&ended);
+        let (queue, receiver) = sync_channel(QUEUE_MAX);
+        let (end, ended) = watch::channel(None);
+        let shared = Arc::clone(&counts);
+        let sending = Sending { url, client, runtime, counts: shared, host: host(), ended };
         let thread = std::thread::Builder::new().name("forebay-traces".to_owned());
-        let thread = thread.spawn(move || sending.run(&receiver, &flag));
+        let thread = thread.spawn(move || sending.run(&receiver));
         let thread = thread.map_err(|error| Error::io("cannot start a thread", error))?;
-        Ok((Self { thread: Some(thread), ended }, SpanLayer::new(sender, counts)))
+        let layer = SpanLayer::new(queue.clone(), counts);
+        Ok((Self { thread: Some(thread), queue, end }, layer))
     }
 
-    /// Sends what is left, for a few seconds at most.
+    /// Sends what is left, for three seconds at most; what could not be sent is counted.
     pub fn finish(&mut self) {
-        self.ended.store(true, Ordering::Relaxed);
+        self.end.send_if_modified(|end| {
+            let first = end.is_none();
+            end.get_or_insert_with(|| Instant::now() + END_TIME);
+            first
+        });
+        // Wakes a thread that waits for spans; where the queue is full it does not wait.
+        let _ = self.queue.try_send(None);
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -93,56 +105,144 @@ struct Sending {
     runtime: Runtime,
     counts: Arc<Counts>,
     host: String,
+    /// When everything is over, once it ends.
+    ended: watch::Receiver<Option<Instant>>,
 }
 
 impl Sending {
-    fn run(&self, from: &Receiver<Span>, ended: &AtomicBool) {
+    fn run(&self, from: &Receiver<Option<Span>>) {
         loop {
-            let is_last = ended.load(Ordering::Relaxed);
-            let (batch, is_closed) = collect(from, is_last);
-            if !batch.is_empty() {
-                self.send(&batch, if is_last { 1 } else { TRIES });
+            let (batch, is_closed) = collect(from, &self.ended);
+            let sent = batch.is_empty() || self.send(&batch);
+            if !sent {
+                self.lost(batch.len());
             }
-            if is_closed || (is_last && batch.len() < BATCH_MAX) {
+            let end = *self.ended.borrow();
+            let over = end.is_some_and(|end| Instant::now() >= end);
+            if over {
+                self.lost(from.try_iter().flatten().count());
+            }
+            if is_closed || over || (end.is_some() && batch.len() < BATCH_MAX) {
                 return;
             }
         }
     }
 
-    fn send(&self, batch: &[Span], tries: u32) {
+    fn lost(&self, spans: usize) {
+        self.counts.spans_lost.fetch_add(spans as u64, Ordering::Relaxed);
+    }
+
+    /// Whether a batch was sent.
+    fn send(&self, batch: &[Span]) -> bool {
         let body = otlp::request(&self.host, batch).to_string();
         let mut pause = PAUSE;
-        for attempt in 1..=tries {
+        for attempt in 1..=TRIES {
             let request = self
                 .client
                 .post(self.url.clone())
                 .header("content-type", "application/json")
                 .body(body.clone());
-            let sent = self.runtime.block_on(async { request.send().await });
-            match sent.and_then(reqwest::Response::error_for_status) {
-                Ok(_) => return,
-                Err(error) => tracing::debug!(error = %error.without_url(), attempt, "not sent"),
+            let sent = self.in_time(async { request.send().await });
+            match sent.map(|sent| sent.and_then(reqwest::Response::error_for_status)) {
+                Some(Ok(_)) => return true,
+                Some(Err(error)) => {
+                    tracing::debug!(error = %error.without_url(), attempt, "not sent");
+                }
+                None => return false,
             }
-            if attempt < tries {
-                std::thread::sleep(pause);
-                pause *= 2;
+            // At the end a second try would be at the cost of what comes after.
+            let is_last = attempt == TRIES || self.ended.borrow().is_some();
+            if is_last || self.in_time(async { tokio::time::sleep(pause).await }).is_none() {
+                return false;
             }
+            pause *= 2;
         }
-        self.counts.spans_lost.fetch_add(batch.len() as u64, Ordering::Relaxed);
+        false
+    }
+
+    /// What comes of something, unless everything is over before.
+    fn in_time<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut ended = self.ended.clone();
+        let over = async {
+            // The exporter waits for this thread, so the sender is there as long as this is.
+            match ended.wait_for(Option::is_some).await.ok().and_then(|end| *end) {
+                Some(end) => tokio::time::sleep_until(end.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        self.runtime.block_on(async {
+            tokio::select! {
+                done = work => Some(done),
+                () = over => None,
+            }
+        })
     }
 }
 
 /// The spans of the next request; whether there will be no more.
-fn collect(from: &Receiver<Span>, is_last: bool) -> (Vec<Span>, bool) {
+fn collect(
+    from: &Receiver<Option<Span>>,
+    ended: &watch::Receiver<Option<Instant>>,
+) -> (Vec<Span>, bool) {
     let mut batch = Vec::new();
-    let until = Instant::now() + if is_last { Duration::ZERO } else { BATCH_TIME };
+    let until = Instant::now() + BATCH_TIME;
     while batch.len() < BATCH_MAX {
-        let left = until.saturating_duration_since(Instant::now());
-        match from.recv_timeout(left) {
-            Ok(span) => batch.push(span),
+        let time = match ended.borrow().is_some() {
+            true => Duration::ZERO,
+            false => until.saturating_duration_since(Instant::now()),
+        };
+        match from.recv_timeout(time) {
+            Ok(Some(span)) => batch.push(span),
+            // The end: what is there is taken, and nothing is waited for.
+            Ok(None) => {}
             Err(RecvTimeoutError::Timeout) => return (batch, false),
             Err(RecvTimeoutError::Disconnected) => return (batch, true),
         }
     }
     (batch, false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing_subscriber::layer::SubscriberExt;
+
+    /// Spans for a collector that takes connections and never answers.
+    fn hanging(spans: usize) -> (Exporter, Arc<Counts>, std::net::TcpListener) {
+        let collector = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", collector.local_addr().unwrap());
+        let counts = Arc::new(Counts::default());
+        let (exporter, layer) = Exporter::start(&url, Arc::clone(&counts)).unwrap();
+        let subscriber = tracing_subscriber::registry().with(layer);
+        tracing::subscriber::with_default(subscriber, || {
+            for _ in 0..spans {
+                tracing::info_span!(target: "forebay", "hop").in_scope(|| ());
+            }
+        });
+        (exporter, counts, collector)
+    }
+
+    #[test]
+    fn a_collector_that_hangs_keeps_the_end_for_three_seconds() {
+        let (mut exporter, counts, _collector) = hanging(BATCH_MAX * 3);
+        // The first request is under way.
+        std::thread::sleep(Duration::from_millis(300));
+        let start = Instant::now();
+        exporter.finish();
+        let time = start.elapsed();
+        assert!(time < END_TIME + Duration::from_secs(1), "{time:?}");
+        assert_eq!(counts.spans_lost.load(Ordering::Relaxed), 3 * BATCH_MAX as u64);
+    }
+
+    #[test]
+    fn a_pause_between_tries_ends_with_the_rest() {
+        let (mut exporter, counts, collector) = hanging(BATCH_MAX);
+        // Refused at once: it pauses.
+        drop(collector);
+        std::thread::sleep(Duration::from_millis(300));
+        let start = Instant::now();
+        exporter.finish();
+        assert!(start.elapsed() < END_TIME, "{:?}", start.elapsed());
+        assert_eq!(counts.spans_lost.load(Ordering::Relaxed), BATCH_MAX as u64);
+    }
 }

@@ -40,12 +40,12 @@ pub(super) struct Span {
 
 /// A layer that sends ended spans to an [`Exporter`](super::Exporter).
 pub struct SpanLayer {
-    to: SyncSender<Span>,
+    to: SyncSender<Option<Span>>,
     counts: Arc<Counts>,
 }
 
 impl SpanLayer {
-    pub(super) fn new(to: SyncSender<Span>, counts: Arc<Counts>) -> Self {
+    pub(super) fn new(to: SyncSender<Option<Span>>, counts: Arc<Counts>) -> Self {
         Self { to, counts }
     }
 }
@@ -121,7 +121,7 @@ impl<S: Subscriber + for<'l> LookupSpan<'l>> Layer<S> for SpanLayer {
         let span = context.span(&id).and_then(|span| span.extensions_mut().remove::<Span>());
         let Some(mut span) = span else { return };
         span.end_ns = now_ns();
-        if self.to.try_send(span).is_err() {
+        if self.to.try_send(Some(span)).is_err() {
             self.counts.spans_lost.fetch_add(1, Ordering::Relaxed);
         }
     }

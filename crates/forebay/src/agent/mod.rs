@@ -1,5 +1,5 @@
 //! `forebay agent`: moves checkpoints between tiers until it is told to end. What it does is in `forebay-agent`; here
-//! are its configuration, its log and its end.
+//! are its configuration, also anew after SIGHUP, its log and its end.
 
 mod log;
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use forebay_agent::trace::Exporter;
 use forebay_agent::{Counts, Service, notify};
-use forebay_error::Result;
+use forebay_error::{Code, Error, Result};
 use forebay_tier::config::{Beside, Config};
 
 use crate::args::Global;
@@ -79,14 +79,13 @@ pub(crate) fn run(args: &AgentArgs, global: &Global, console: &Console) -> Resul
     let (exporter, layer) = traces.transpose()?.unzip();
     log::start(global.verbose, args.log_format == LogFormat::Json, layer)?;
     interrupt::grace(GRACE);
+    interrupt::reloads();
     let mut service = Service::start(&config, counts)?;
-    if let Some(address) = service.http() {
-        // For whoever has asked for port 0.
-        console.note(&format!("listening on {address}"));
-    }
-    notify(&format!("READY=1\nSTATUS=moving between {} tiers", config.tiers.len()));
-    tracing::info!(tiers = config.tiers.len(), "started");
+    started(&service, &config, console);
     while interrupt::received().is_none() {
+        if interrupt::take_reload() {
+            service = reloaded(service, args, console)?;
+        }
         interrupt::wait(Duration::from_secs(3600));
     }
     notify("STOPPING=1");
@@ -95,4 +94,42 @@ pub(crate) fn run(args: &AgentArgs, global: &Global, console: &Console) -> Resul
     // After the last span.
     drop(exporter);
     Ok(())
+}
+
+fn started(service: &Service, config: &Config, console: &Console) {
+    if let Some(address) = service.http() {
+        // For whoever has asked for port 0.
+        console.note(&format!("listening on {address}"));
+    }
+    notify(&format!("READY=1\nSTATUS=moving between {} tiers", config.tiers.len()));
+    tracing::info!(tiers = config.tiers.len(), "started");
+}
+
+/// Reads the configuration anew, and goes on with it if it is fit; else as before. Errors: it does not even start as it
+/// did before.
+fn reloaded(service: Service, args: &AgentArgs, console: &Console) -> Result<Service> {
+    notify("RELOADING=1");
+    let (service, done, config) = match args.configured.load() {
+        Err(error) => (Some(service), Err(error), None),
+        Ok(config) => {
+            let (service, done) = service.restart(&config);
+            (service, done, Some(config))
+        }
+    };
+    match (service, done, config) {
+        (Some(service), Ok(()), Some(config)) => {
+            started(&service, &config, console);
+            Ok(service)
+        }
+        (Some(service), Err(error), _) => {
+            let error = error.render();
+            tracing::error!(error, "the configuration is not taken: it goes on as it was");
+            notify("READY=1\nSTATUS=the configuration has a mistake: see the log");
+            Ok(service)
+        }
+        (_, done, _) => {
+            let ended = || Error::new(Code::Internal, "the agent did not start again");
+            Err(done.err().unwrap_or_else(ended))
+        }
+    }
 }

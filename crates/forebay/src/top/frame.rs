@@ -1,6 +1,7 @@
 //! A status as text.
 
 use forebay_agent::words;
+use forebay_error::Error;
 use forebay_tier::status::{CopyState, Health, Status, StepStatus, TierStatus, Transfer, Trouble};
 
 use super::line::{BAD, BOLD, DIM, GOOD, Line, PLAIN, WARN, WATER};
@@ -22,9 +23,11 @@ const STEPS_MIN: usize = 3;
 /// And however high.
 const STEPS_MAX: usize = 200;
 
-/// All of it, a line each, every line with its end.
-pub(super) fn text(status: &Status, look: &Look) -> String {
-    let mut lines = vec![head(status, look), String::new()];
+/// All of it, a line each, every line with its end. `trouble`: why it is what was known last.
+pub(super) fn text(status: &Status, trouble: Option<&Error>, look: &Look) -> String {
+    let mut lines: Vec<String> =
+        trouble.iter().flat_map(|error| trouble_lines(error, look)).collect();
+    lines.extend([head(status, look), String::new()]);
     let name_width = status.tiers.iter().map(|tier| tier.name.chars().count()).max().unwrap_or(4);
     let name_width = name_width.clamp(4, 20);
     lines.push(title(look, "Tiers"));
@@ -64,6 +67,20 @@ fn line(look: &Look, write: impl FnOnce(&mut Line)) -> String {
     let mut line = Line::new(look.width, look.color);
     write(&mut line);
     line.end()
+}
+
+/// What went wrong in asking, and that the rest is old.
+fn trouble_lines(error: &Error, look: &Look) -> [String; 2] {
+    let what = line(look, |line| {
+        line.put(BAD, &format!("error[{}]: ", error.code().as_str())).put(PLAIN, error.what());
+        if let Some(place) = error.place() {
+            line.put(PLAIN, ", ").put(PLAIN, place);
+        }
+    });
+    let old = line(look, |line| {
+        line.put(DIM, "what was known last:");
+    });
+    [what, old]
 }
 
 fn title(look: &Look, text: &str) -> String {
@@ -208,21 +225,26 @@ mod tests {
 
     #[test]
     fn a_frame_fits_its_terminal() {
+        let error = Error::new(forebay_error::Code::Io, "a\u{1b}[2Jb".repeat(99)).at("here");
         for (width, height) in [(80, 24), (20, 10), (200, 60), (0, 0)] {
             let look = Look { width, height, color: false, now: 0.0 };
-            let text = text(&status(), &look);
-            assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
-            assert!(!text.contains('\u{1b}'), "{text:?}");
-            let lines = text.lines().count();
-            assert!(lines < height.max(20), "{lines} of {height}: {text}");
+            for (trouble, least) in [(None, 20), (Some(&error), 22)] {
+                let text = text(&status(), trouble, &look);
+                assert!(text.lines().all(|line| line.chars().count() <= width), "{text}");
+                assert!(!text.contains('\u{1b}'), "{text:?}");
+                let lines = text.lines().count();
+                assert!(lines < height.max(least), "{lines} of {height}: {text}");
+            }
         }
     }
 
     #[test]
     fn what_is_known_is_in_it() {
         let look = Look { width: 120, height: 40, color: true, now: 60.0 };
-        let text = text(&status(), &look);
+        let error = Error::new(forebay_error::Code::NotFound, "no agent listens").at("/run/x");
+        let text = text(&status(), Some(&error), &look);
         let expected = [
+            "error[not_found]: \u{1b}[0mno agent listens, /run/x",
             "node",
             "nvme",
             "1.50 GB of 2.00 GB",

@@ -68,7 +68,7 @@ pub(crate) fn run(args: &TopArgs, console: &Console) -> Result<()> {
         }
         let width = screen::size().map_or(WIDTH, |size| size.0);
         let look = Look { width, height: usize::MAX, color: color_on_stdout(), now: now() };
-        return console.print(|out| out.write_all(frame::text(&status, &look).as_bytes()));
+        return console.print(|out| out.write_all(frame::text(&status, None, &look).as_bytes()));
     }
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         return Err(
@@ -85,15 +85,12 @@ fn live(socket: &std::path::Path, job: Option<&str>, every: Duration) -> Result<
         Some(client) => client.status(job)?,
         None => Status::default(),
     };
+    let mut trouble = None;
     let mut screen = Screen::take()?;
     loop {
         let size = screen::size().unwrap_or((WIDTH, 24));
         let look = Look { width: size.0, height: size.1, color: color_on_stdout(), now: now() };
-        let mut text = frame::text(&status, &look);
-        if client.is_none() {
-            text = format!("the agent does not answer; what it said last:\n{text}");
-        }
-        screen.draw(&text, size.1)?;
+        screen.draw(&frame::text(&status, trouble.as_ref(), &look), size.1)?;
         if interrupt::received().is_some() || screen.key(every)? == Key::Quit {
             return Ok(());
         }
@@ -102,9 +99,9 @@ fn live(socket: &std::path::Path, job: Option<&str>, every: Duration) -> Result<
             Some(client) => Ok(client),
             None => Client::connect(socket),
         };
-        let answer = answer.and_then(|mut client| Ok((client.status(job)?, client)));
-        if let Ok((fresh, connected)) = answer {
-            (status, client) = (fresh, Some(connected));
+        match answer.and_then(|mut client| Ok((client.status(job)?, client))) {
+            Ok((fresh, connected)) => (status, client, trouble) = (fresh, Some(connected), None),
+            Err(error) => trouble = Some(error),
         }
     }
 }

@@ -37,8 +37,14 @@ def test_the_container_has_no_privilege(manifests: dict[str, Any]) -> None:
     assert context["allowPrivilegeEscalation"] is False
     assert context["readOnlyRootFilesystem"] is True
     assert context["capabilities"]["drop"] == ["ALL"]
+
+
+def test_probes_ask_what_nobody_can_block(manifests: dict[str, Any]) -> None:
+    (container,) = manifests["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+    (port,) = container["ports"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert "exec" in container[probe] or "httpGet" in container[probe]
+        asked = {"path": "/healthz", "port": port["name"], "scheme": "HTTPS"}
+        assert container[probe]["httpGet"] == asked, probe
 
 
 def test_what_is_mounted_is_what_is_configured(manifests: dict[str, Any]) -> None:
@@ -61,6 +67,5 @@ def test_what_is_mounted_is_what_is_configured(manifests: dict[str, Any]) -> Non
         assert not mount.get("readOnly"), path
     (port,) = container["ports"]
     assert agent["listen"].endswith(f":{port['containerPort']}")
-    assert agent["socket"] in container["livenessProbe"]["exec"]["command"]
     secrets = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
     assert all(secret["defaultMode"] & 0o037 == 0 for secret in secrets)

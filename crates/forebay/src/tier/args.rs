@@ -16,6 +16,13 @@ Where an agent of this machine answers, it is asked; else this process does the 
 
 Exit codes: 0 done; 1 something is wrong or not done, or the system is at fault; 2 wrong usage.";
 
+const TRACK_HELP: &str = "\
+The folder takes the place of the agent's first tier; copies go below the job's name in the others.
+The agent has it open from then on, and goes on when whoever saves there is gone. It must belong to
+the agent's user, and it is no error to hand it over again.
+
+Exit codes: 0 done; 1 refused, or no agent answers; 2 wrong usage.";
+
 /// Tiers: see them, drain them, say what stays.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Tier {
@@ -41,6 +48,11 @@ pub(crate) enum Tier {
     Limit(LimitArgs),
     /// Remove what the rules let go
     Prune(PruneArgs),
+    /// Hand a folder of steps to the agent: what is saved there goes to its tiers after the first
+    #[command(after_help = TRACK_HELP)]
+    Track(TrackArgs),
+    /// Take it back: nothing of it is moved any more; what is in the tiers stays
+    Untrack(UntrackArgs),
 }
 
 /// Which configuration.
@@ -170,4 +182,40 @@ pub(crate) struct PruneArgs {
     pub(crate) dry_run: bool,
     #[command(flatten)]
     pub(crate) config: ConfigArgs,
+}
+
+/// Which agent.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Configuration")]
+pub(crate) struct SocketArgs {
+    /// The agent's socket [default: agent.socket of the configuration]
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+    /// The configuration [default: as for all commands of tiers]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// A value that goes before the file and variables. May be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TrackArgs {
+    /// The folder
+    #[arg(value_name = "FOLDER")]
+    pub(crate) folder: PathBuf,
+    /// What the job is called: letters, digits, `.`, `-`, `_` [default: as the folder]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) agent: SocketArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UntrackArgs {
+    /// The job
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) agent: SocketArgs,
 }

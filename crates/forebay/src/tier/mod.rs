@@ -6,6 +6,7 @@
 //! | [`status`] | `status` |
 //! | [`drain`] | `drain` |
 //! | [`act`] | everything that is an action of the runner |
+//! | [`track`] | `track`, `untrack`: folders for the agent |
 //! | [`agent`] | whether an agent answers, and what it says |
 //! | [`here`] | the tiers opened in this process |
 
@@ -15,10 +16,14 @@ mod args;
 mod drain;
 mod here;
 mod status;
+mod track;
+
+use std::path::Path;
 
 use forebay_error::Result;
 use forebay_tier::config::{Beside, Config};
 
+use args::SocketArgs;
 pub(crate) use args::{ConfigArgs, Tier};
 
 use crate::ckpt::Outcome;
@@ -29,6 +34,8 @@ pub(crate) fn run(command: &Tier, console: &Console) -> Result<Outcome> {
     match command {
         Tier::Status(args) => status::run(args, console),
         Tier::Drain(args) => drain::run(args, console),
+        Tier::Track(args) => track::track(args, console),
+        Tier::Untrack(args) => track::untrack(args, console),
         other => act::run(other, console),
     }
 }
@@ -36,7 +43,18 @@ pub(crate) fn run(command: &Tier, console: &Console) -> Result<Outcome> {
 impl ConfigArgs {
     /// Reads the configuration that counts.
     pub(crate) fn load(&self) -> Result<Config> {
-        let beside = Beside::of_process(self.set.iter().map(String::as_str))?;
-        Config::load(self.config.as_deref(), &beside)
+        load(self.config.as_deref(), &self.set)
     }
+}
+
+impl SocketArgs {
+    /// Reads the configuration that counts.
+    fn load(&self) -> Result<Config> {
+        load(self.config.as_deref(), &self.set)
+    }
+}
+
+fn load(file: Option<&Path>, set: &[String]) -> Result<Config> {
+    let beside = Beside::of_process(set.iter().map(String::as_str))?;
+    Config::load(file, &beside)
 }

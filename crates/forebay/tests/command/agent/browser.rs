@@ -74,6 +74,8 @@ impl Browser {
         for domain in ["Page", "Log", "Runtime", "Network"] {
             browser.ask(&format!("{domain}.enable"), json!({}));
         }
+        // Those of the tests are signed by nobody.
+        browser.ask("Security.setIgnoreCertificateErrors", json!({"ignore": true}));
         Some(browser)
     }
 

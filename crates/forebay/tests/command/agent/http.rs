@@ -2,13 +2,9 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-
-use super::{ACT_TOKEN, Agent, LONG, READ_TOKEN, Site, all_there, private, status_of};
+use super::{ACT_TOKEN, Agent, LONG, READ_TOKEN, Site, all_there, status_of};
 use crate::ckpt_make::State;
 
 const OPEN: &str = "listen = \"127.0.0.1:0\"\naction_token_file = \"act.token\"";
@@ -55,6 +51,12 @@ fn loopback_reads_without_a_token_and_acts_with_one() {
     for wrong in ["{}", "[]", "x", r#"{"action":"burn"}"#, r#"{"action":"pin","step":-1}"#] {
         assert_eq!(act(&agent, ACT_TOKEN, wrong).0, 400, "{wrong}");
     }
+    // What is no name must not be taken for nobody's: that would be the configured job's.
+    for job in ["7", "true", "[\"default\"]", "{}"] {
+        let odd = format!("{{\"action\":\"unpin\",\"name\":\"golden\",\"job\":{job}}}");
+        assert_eq!(act(&agent, ACT_TOKEN, &odd).0, 400, "{job}");
+    }
+    agent.until(None, "pinned still", pinned);
     let other = r#"{"action":"wake","job":"other"}"#;
     assert_eq!(act(&agent, ACT_TOKEN, other).0, 404);
     assert_eq!(act(&agent, ACT_TOKEN, r#"{"action":"hold","step":7}"#).0, 404);
@@ -114,7 +116,7 @@ fn session(agent: &Agent, token: &str) -> (String, String) {
 
 #[test]
 fn forms_act_for_who_logged_in_and_for_no_other_site() {
-    let site = Site::new("", OPEN);
+    let site = Site::with_tls("", OPEN);
     let agent = site.start();
     assert_eq!(agent.http("POST /login", "", "token=0123456789abcdef-actX").0, 401);
     let (cookie, form) = session(&agent, ACT_TOKEN);
@@ -137,6 +139,92 @@ fn forms_act_for_who_logged_in_and_for_no_other_site() {
     let logout = format!("form={form}");
     assert_eq!(agent.http("POST /logout", &cookie, &logout).0, 303);
     assert_eq!(send(&cookie, &pause), 403, "the session has ended");
+}
+
+/// A browser sends the cookies of a host to every port of it: the server of another user on this machine would get it.
+#[test]
+fn without_tls_a_session_only_looks() {
+    let site = Site::new("", &format!("{OPEN}\ntoken_file = \"read.token\""));
+    let agent = site.start();
+    let (code, answer) = agent.http("POST /login", "", &format!("token={ACT_TOKEN}"));
+    assert_eq!(code, 303, "{answer}");
+    let cookie = answer.lines().find_map(|line| line.strip_prefix("set-cookie: ")).unwrap();
+    let cookie = format!("Cookie: {}\r\n", cookie.split(';').next().unwrap());
+    let (code, page) = agent.http("GET /", &cookie, "");
+    assert_eq!(code, 200);
+    assert!(!page.contains("action=\"/actions\""), "buttons: {page}");
+    let form = page.split("name=\"form\" value=\"").nth(1).unwrap().split('"').next().unwrap();
+    let pause = format!("form={form}&job=default&action=pause&tier=shared");
+    let (code, page) = agent.http("POST /actions", &cookie, &pause);
+    assert_eq!(code, 403);
+    assert!(page.contains("need TLS"), "{page}");
+    assert!(!agent.status(None).tiers[1].paused);
+}
+
+#[test]
+fn the_audit_log_says_from_where_and_by_what() {
+    let site = Site::with_tls("", OPEN);
+    let config = std::fs::read_to_string(&site.config).unwrap();
+    let config = config.replace("[tiers]\n", "[tiers]\naudit_log = \"audit.log\"\n");
+    std::fs::write(&site.config, config).unwrap();
+    let agent = site.start();
+    assert_eq!(act(&agent, ACT_TOKEN, r#"{"action":"pause","tier":"shared"}"#).0, 200);
+    let (cookie, form) = session(&agent, ACT_TOKEN);
+    let resume = format!("form={form}&job=default&action=resume&tier=shared");
+    assert_eq!(agent.http("POST /actions", &cookie, &resume).0, 303);
+    agent.client().act(None, &serde_json::json!({"action": "pause", "tier": "archive"})).unwrap();
+    let mut who = Vec::new();
+    forebay_tier::audit_log::verify(&site.path("audit.log"), None, |record| {
+        who.push(record.event.who.clone());
+        Ok(())
+    })
+    .unwrap();
+    let [bearer, button, local] = who.as_slice() else { panic!("{who:?}") };
+    assert_eq!(bearer, "http 127.0.0.1 bearer");
+    let name = button.strip_prefix("http 127.0.0.1 session ").unwrap();
+    assert_eq!(name.len(), 8, "{button}");
+    assert!(agent.log().lines().any(|line| line.contains("logged in") && line.contains(name)));
+    assert!(!cookie.contains(name), "a log tells secrets");
+    let own = rustix::process::geteuid().as_raw();
+    assert_eq!(*local, format!("uid {own} pid {}", std::process::id()));
+}
+
+#[test]
+fn promotions_keep_nobody_from_looking_and_pausing() {
+    // 16 MB at 1 MB/s each.
+    let site = Site::new("write_limit = \"1 MB/s\"", OPEN);
+    site.save("local", &[1], &State::new(1).with_rows(4096));
+    let agent = site.start();
+    agent.until(None, "seen", |status| !status.steps.is_empty());
+    let promote = |name: usize| {
+        let body =
+            format!("{{\"action\":\"promote\",\"step\":1,\"name\":\"p{name}\",\"to\":\"shared\"}}");
+        let mut stream = agent.connect();
+        let request = format!(
+            "POST /api/v1/actions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{}\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            bearer(ACT_TOKEN),
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).unwrap();
+        stream
+    };
+    let mut under_way: Vec<_> = (0..12).map(promote).collect();
+    let start = Instant::now();
+    for path in ["/", "/api/v1/status", "/metrics"] {
+        assert_eq!(agent.get(path).0, 200, "{path}");
+    }
+    assert_eq!(act(&agent, ACT_TOKEN, r#"{"action":"pause"}"#).0, 200);
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    // Those beyond the fourth are refused at once; the others take longer than anybody waits.
+    let mut codes = Vec::new();
+    for stream in &mut under_way {
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        codes.push(status_of(answer).0);
+    }
+    codes.sort_unstable();
+    assert_eq!(codes, [[202; 4].as_slice(), &[503; 8]].concat());
 }
 
 #[test]
@@ -204,37 +292,10 @@ fn slow_clients_are_left() {
 
 #[test]
 fn tls_with_a_certificate_of_ones_own() {
-    let pair = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let site = Site::new(
-        "",
-        "listen = \"0.0.0.0:0\"\ntoken_file = \"read.token\"\n\
-         tls_certificate = \"cert.pem\"\ntls_key = \"key.pem\"",
-    );
-    private(&site.path("cert.pem"), &pair.cert.pem());
-    private(&site.path("key.pem"), &pair.signing_key.serialize_pem());
+    let site = Site::with_tls("", "listen = \"0.0.0.0:0\"\ntoken_file = \"read.token\"");
     let agent = site.start();
-    let mut roots = RootCertStore::empty();
-    roots.add(pair.cert.der().clone()).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let config = Arc::new(config);
     let port = agent.http.unwrap().port();
-    let ask = |head: &str| {
-        let name = ServerName::try_from("localhost").unwrap();
-        let connection = ClientConnection::new(Arc::clone(&config), name).unwrap();
-        let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        let mut stream = StreamOwned::new(connection, stream);
-        let request =
-            format!("GET /api/v1/status HTTP/1.1\r\nHost: node\r\nConnection: close\r\n{head}\r\n");
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer);
-        status_of(String::from_utf8(answer).unwrap())
-    };
+    let ask = |head: &str| agent.http("GET /api/v1/status", head, "");
     assert_eq!(ask("").0, 401);
     let (code, answer) = ask(&bearer(READ_TOKEN));
     assert_eq!(code, 200);
@@ -250,7 +311,7 @@ fn tls_with_a_certificate_of_ones_own() {
 #[test]
 fn hostile_names_stay_text() {
     let hostile = "<img src=x onerror=alert(1)>\"'&";
-    let site = Site::new("", OPEN);
+    let site = Site::with_tls("", OPEN);
     site.save("local", &[1], &State::new(1));
     // A folder of that name, and a bad step, so that an error quotes names.
     std::fs::create_dir(site.path("local").join(hostile)).unwrap();

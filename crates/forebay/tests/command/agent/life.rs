@@ -155,9 +155,56 @@ fn a_folder_that_was_handed_over_outlives_a_killed_agent() {
     agent.until(Some("run7"), "everything everywhere", |status| all_there(status, 1));
     verify(&site.path("archive/run7"), 8);
     assert_eq!(agent.client().jobs().unwrap(), ["default", "run7"]);
+    assert_eq!(told(), "FDSTOREREMOVE=1\nFDNAME=gone", "that never was a folder");
     assert!(told().starts_with("READY=1"), "what was kept is not handed in again");
     agent.client().untrack("run7").unwrap();
     assert_eq!(told(), "FDSTOREREMOVE=1\nFDNAME=run7");
+}
+
+#[test]
+fn a_hangup_takes_a_new_configuration_and_none_that_has_a_mistake() {
+    let mut site = Site::with_tls("write_limit = \"1 MB/s\"", "listen = \"127.0.0.1:0\"");
+    std::fs::create_dir(site.path("job")).unwrap();
+    let mut agent = site.start();
+    let folder = std::fs::File::open(site.path("job")).unwrap();
+    agent.client().track("run7", folder.as_fd()).unwrap();
+    site.save("job", &[8], &State::new(1).with_rows(2048));
+    agent.client().wake(Some("run7")).unwrap();
+    agent.until(Some("run7"), "a transfer under way", |status| !status.transfers.is_empty());
+    let good = std::fs::read_to_string(&site.config).unwrap();
+    let log_has = |what: &str, times: usize| {
+        let start = Instant::now();
+        while agent.log().matches(what).count() < times {
+            assert!(start.elapsed() < LONG, "no {what}: {}", agent.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    for (number, bad) in [
+        good.replace("write_limit", "write_limt"),
+        good.replace("listen = \"127.0.0.1:0\"", "listen = \"0.0.0.0:0\""),
+        String::new(),
+    ]
+    .iter()
+    .enumerate()
+    {
+        std::fs::write(&site.config, bad).unwrap();
+        agent.signal("-HUP");
+        log_has("the configuration is not taken", number + 1);
+        assert_eq!(agent.status(Some("run7")).tiers[1].write_cap, Some(1_000_000));
+    }
+    assert_eq!(agent.log().matches("listening on").count(), 1, "it was never away");
+    // Another limit, and a certificate of which only the new one is trusted.
+    std::fs::write(&site.config, good.replace("1 MB/s", "2 GB/s")).unwrap();
+    site.certify();
+    agent.signal("-HUP");
+    log_has("listening on", 2);
+    let status = agent.until(Some("run7"), "everything everywhere", |status| all_there(status, 1));
+    assert_eq!(status.tiers[1].write_cap, Some(2_000_000_000));
+    verify(&site.path("archive/run7"), 8);
+    let log = agent.log();
+    let address = log.lines().filter_map(|line| line.strip_prefix("listening on ")).next_back();
+    (agent.http, agent.tls) = (Some(address.unwrap().parse().unwrap()), site.tls.clone());
+    assert_eq!(agent.get("/healthz").0, 200);
 }
 
 #[test]
@@ -205,12 +252,16 @@ fn top_is_live_on_a_terminal_and_leaves_it_as_it_was() {
         Err(error) => return eprintln!("skipped: no script(1) to make a terminal: {error}"),
     };
     std::thread::sleep(Duration::from_secs(2));
+    drop(agent);
+    std::thread::sleep(Duration::from_secs(1));
     child.stdin.as_mut().unwrap().write_all(b"q").unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let shown = stdout(&output);
     assert!(shown.matches("\u{1b}[H").count() >= 3, "several frames: {shown:?}");
     assert!(shown.contains("Forebay") && shown.contains("archive"), "{shown:?}");
+    let last = shown.rsplit("\u{1b}[H").next().unwrap();
+    assert!(last.contains("no agent listens") && last.contains("archive"), "{last:?}");
     assert!(shown.trim_end().ends_with("\u{1b}[?25h\u{1b}[?1049l"), "{shown:?}");
 }
 

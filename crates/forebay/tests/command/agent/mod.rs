@@ -21,10 +21,13 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_agent::Client;
 use forebay_tier::status::{CopyState, Status};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use crate::ckpt_make::{State, save};
 use crate::util::{forebay, text};
@@ -39,6 +42,8 @@ const ACT_TOKEN: &str = "0123456789abcdef-act";
 struct Site {
     folder: tempfile::TempDir,
     config: PathBuf,
+    /// What trusts its certificate, where it has one.
+    tls: Option<Arc<ClientConfig>>,
 }
 
 impl Site {
@@ -60,7 +65,37 @@ impl Site {
         );
         let config = at.join("forebay.toml");
         std::fs::write(&config, text).unwrap();
-        Self { folder, config }
+        Self { folder, config, tls: None }
+    }
+
+    /// The same, reached by TLS.
+    fn with_tls(tier: &str, agent: &str) -> Self {
+        let keys = "tls_certificate = \"cert.pem\"\ntls_key = \"key.pem\"";
+        let mut site = Self::new(tier, &format!("{agent}\n{keys}"));
+        site.certify();
+        site
+    }
+
+    /// Makes a certificate, in place of the one that is there.
+    fn certify(&mut self) {
+        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let pair = rcgen::generate_simple_self_signed(names).unwrap();
+        for (name, text) in
+            [("cert.pem", pair.cert.pem()), ("key.pem", pair.signing_key.serialize_pem())]
+        {
+            let new = self.path("new.pem");
+            private(&new, &text);
+            std::fs::rename(new, self.path(name)).unwrap();
+        }
+        let mut roots = RootCertStore::empty();
+        roots.add(pair.cert.der().clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        self.tls = Some(Arc::new(config));
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -95,6 +130,7 @@ impl Site {
             socket: self.path("run/agent.sock"),
             log,
             http: None,
+            tls: self.tls.clone(),
         };
         agent.wait_ready();
         agent
@@ -106,12 +142,18 @@ fn private(path: &Path, content: &str) {
     file.unwrap().write_all(content.as_bytes()).unwrap();
 }
 
+/// TCP, or TLS over it.
+trait Stream: Read + Write + Send {}
+
+impl<T: Read + Write + Send> Stream for T {}
+
 /// A running one; killed when dropped.
 struct Agent {
     child: Child,
     socket: PathBuf,
     log: PathBuf,
     http: Option<SocketAddr>,
+    tls: Option<Arc<ClientConfig>>,
 }
 
 impl Agent {
@@ -159,10 +201,23 @@ impl Agent {
         assert!(sent.success());
     }
 
+    /// A connection to the HTTP port, by TLS if it has that.
+    fn connect(&self) -> Box<dyn Stream> {
+        let stream = TcpStream::connect(("127.0.0.1", self.http.unwrap().port())).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        match &self.tls {
+            None => Box::new(stream),
+            Some(config) => {
+                let name = ServerName::try_from("localhost").unwrap();
+                let connection = ClientConnection::new(Arc::clone(config), name).unwrap();
+                Box::new(StreamOwned::new(connection, stream))
+            }
+        }
+    }
+
     /// Sends bytes to the HTTP port, and gives all that comes back.
     fn raw(&self, request: &[u8]) -> String {
-        let mut stream = TcpStream::connect(self.http.unwrap()).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
+        let mut stream = self.connect();
         // It may answer, and close, before it has taken all.
         let _ = stream.write_all(request);
         let mut answer = Vec::new();

@@ -13,7 +13,7 @@ const DESK: (u32, u32) = (1280, 900);
 
 /// A site with something of everything: moves that take a while, names, holds, an error.
 fn busy() -> Site {
-    let site = Site::new(
+    let site = Site::with_tls(
         "write_limit = \"2 MB/s\"",
         "listen = \"127.0.0.1:0\"\naction_token_file = \"act.token\"",
     );
@@ -67,7 +67,7 @@ fn the_page_on_a_phone_and_on_a_desk() {
         client.act(None, &action).unwrap();
     }
     agent.until(None, "a few looks", |status| status.up_seconds > 7.0);
-    let base = format!("http://127.0.0.1:{}", agent.http.unwrap().port());
+    let base = format!("https://127.0.0.1:{}", agent.http.unwrap().port());
     for (name, (width, height), mobile) in [("phone", PHONE, true), ("desk", DESK, false)] {
         for dark in [false, true] {
             browser.screen(width, height, mobile, dark);

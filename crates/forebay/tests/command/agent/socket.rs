@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{Site, all_there, verify};
 use crate::ckpt_make::State;
-use crate::util::{stderr, text};
+use crate::util::{forebay, stderr, stdout, text};
 
 #[test]
 fn local_processes_look_and_act_without_a_token() {
@@ -76,6 +76,51 @@ fn a_folder_that_is_handed_over_is_moved_when_its_client_is_gone() {
     client.untrack("run7").unwrap();
     assert_eq!(client.untrack("run7").unwrap_err().code(), Code::NotFound);
     assert_eq!(client.jobs().unwrap(), ["default"]);
+}
+
+#[test]
+fn the_command_hands_a_folder_over_and_takes_it_back() {
+    let site = Site::new("", "");
+    std::fs::create_dir(site.path("run7")).unwrap();
+    let agent = site.start();
+    let run = |args: &[&str]| {
+        let output = forebay().arg("tier").args(args).arg("--config").arg(&site.config).output();
+        let output = output.unwrap();
+        (output.status.code(), stdout(&output), stderr(&output))
+    };
+    let (folder, shared) = (site.path("run7"), site.path("shared/run7"));
+    let (code, shown, said) = run(&["track", text(&folder)]);
+    assert_eq!(code, Some(0), "{said}");
+    let archive = site.path("archive/run7");
+    let lines: Vec<&str> = shown.lines().map(str::trim).collect();
+    let first = format!("run7: steps of {} go to", text(&folder));
+    assert_eq!(lines, [first.as_str(), text(&shared), text(&archive)]);
+    site.save("run7", &[5], &State::new(3));
+    // Again, from another process: it is no error, and looked at.
+    let (code, json, said) = run(&["track", text(&folder), "--json"]);
+    assert_eq!(code, Some(0), "{said}");
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["job"], &json["places"][2]), (&json!("run7"), &json!(archive)));
+    agent.until(Some("run7"), "everything everywhere", |status| all_there(status, 1));
+    verify(&archive, 5);
+    let other = run(&["track", text(&site.path("local")), "--name", "run7"]);
+    assert_eq!(other.0, Some(1), "{other:?}");
+    assert!(other.2.contains("error[already_exists]: another folder"), "{other:?}");
+    let step = folder.join(forebay_checkpoint::commit::step_folder(5));
+    for wrong in [text(&step), "s3://bucket/run", text(&site.config), "/nonexistent"] {
+        let (code, _, said) = run(&["track", wrong]);
+        assert!(matches!(code, Some(1 | 2)) && said.contains("error["), "{wrong}: {said}");
+    }
+    assert_eq!(run(&["track", text(&folder), "--name", "a/b"]).0, Some(2));
+    assert_eq!(agent.client().jobs().unwrap(), ["default", "run7"]);
+    let (code, shown, said) = run(&["untrack", "run7"]);
+    assert_eq!((code, shown.as_str()), (Some(0), "run7 is not moved any more\n"), "{said}");
+    assert_eq!(run(&["untrack", "run7"]).0, Some(1));
+    assert_eq!(agent.client().jobs().unwrap(), ["default"]);
+    drop(agent);
+    let (code, _, said) = run(&["track", text(&folder)]);
+    assert_eq!(code, Some(1));
+    assert!(said.contains("no agent listens"), "{said}");
 }
 
 #[test]

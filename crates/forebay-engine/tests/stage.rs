@@ -169,3 +169,36 @@ fn nothing_to_stage_is_done_at_once_and_a_large_piece_is_refused() {
         unsafe { engine.stage(&pool(1), pieces, runs, keeper.clone(), StageOptions::default()) };
     assert_eq!(made.err().unwrap().code(), Code::Usage);
 }
+
+/// Notes at which priority it is called.
+struct Priority(Mutex<Vec<i32>>);
+
+impl StageConsumer for Priority {
+    fn take(&self, _: usize, _: &[u8]) -> Result<()> {
+        self.0.lock().unwrap().push(own_priority());
+        Ok(())
+    }
+}
+
+/// Of the calling thread.
+fn own_priority() -> i32 {
+    rustix::process::getpriority_process(None).unwrap()
+}
+
+#[test]
+fn who_writes_gives_way_to_who_trains() {
+    let memory = vec![7; 3 * SLOT];
+    let noted = Arc::new(Priority(Mutex::default()));
+    let before = own_priority();
+    let (pieces, runs) = job(&memory);
+    let engine = host_engine(EngineConfig::default());
+    let options = StageOptions { takers: Some(2), ..StageOptions::default() };
+    // SAFETY: the memory outlives the job.
+    let staging = unsafe { engine.stage(&pool(4), pieces, runs, noted.clone(), options) }.unwrap();
+    assert!(staging.wait_done(LONG).unwrap());
+    drop(staging);
+    let noted = noted.0.lock().unwrap();
+    assert_eq!(noted.len(), 3);
+    assert!(noted.iter().all(|priority| *priority == (before + 10).min(19)), "{noted:?}");
+    assert_eq!(own_priority(), before);
+}

@@ -60,9 +60,9 @@ fn claim_after(
 /// all of them, whose claims are copied here before, and `parent` may be in any of them. So a job that goes on from a
 /// farther root, on a drive that has nothing yet, stays on its line.
 ///
-/// A root that cannot be opened and asked within 15 seconds stops nobody. What was claimed there is not known then, and a number
-/// that is taken there could never come to it: the time is claimed, in seconds since 1970, which is above whatever was
-/// counted, and above what an earlier life has claimed in this way.
+/// A root that cannot be opened and asked within 15 seconds stops nobody. What was claimed there is not known then, and
+/// a number that is taken there could never come to it: the time is claimed, in seconds since 1970, which is above
+/// whatever was counted, and above what an earlier life has claimed in this way.
 ///
 /// Errors: as [`claim`]; `already_exists` where the roots are of different jobs; that of a root that cannot be asked
 /// where `parent` is in none of the others.

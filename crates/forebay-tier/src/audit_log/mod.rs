@@ -12,6 +12,7 @@ mod record;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use forebay_error::{Code, Error, Result};
 use forebay_format::{hex, shown};
@@ -27,10 +28,12 @@ const READ_BYTES: usize = 1 << 20;
 pub struct AuditLog {
     path: PathBuf,
     file: File,
+    /// Up to where it was checked, or written, by this.
+    known: Mutex<Option<Verified>>,
 }
 
 /// What a check found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
     /// Whole records.
     pub records: u64,
@@ -48,13 +51,15 @@ impl AuditLog {
         let failed = |error| Error::io("cannot open the audit log", error).at(shown(path));
         let file = OpenOptions::new().read(true).append(true).create(true).open(path);
         let file = file.map_err(failed)?;
-        Ok(Self { path: path.to_owned(), file })
+        Ok(Self { path: path.to_owned(), file, known: Mutex::default() })
     }
 
     /// Appends a record, durably; returns it. Processes that append at once wait for each other.
     ///
-    /// The whole chain is checked before: nothing is appended to a log that is broken. Errors: those of [`verify`];
-    /// I/O; `unsupported` for an event of more than 64 KiB.
+    /// The whole chain is checked before the first, and what others have appended since before each other: nothing is
+    /// appended to what is seen to be broken. An end that was cut off since is told in a record of its own.
+    ///
+    /// Errors: those of [`verify`]; I/O; `unsupported` for an event of more than 64 KiB.
     pub fn append(&self, event: Event) -> Result<Record> {
         let lock = |operation| rustix::fs::flock(&self.file, operation);
         lock(FlockOperation::LockExclusive).map_err(|errno| self.failed(errno.into()))?;
@@ -68,22 +73,34 @@ impl AuditLog {
     }
 
     fn append_locked(&self, event: Event) -> Result<Record> {
-        let found = walk(&self.file, &self.path, &mut |_| Ok(()))?;
-        let (mut number, mut head) = (found.records, found.head);
-        if found.torn_bytes > 0 {
-            self.file.set_len(found.bytes).map_err(|error| self.failed(error))?;
-            let note = Event::torn(found.torn_bytes);
-            head = self.write(number, &head, &note)?.hash;
-            number += 1;
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = self.file.metadata().map_err(|error| self.failed(error))?.len();
+        // After an error all of it is looked at again.
+        let before = known.take();
+        let cut = before.as_ref().filter(|known| bytes < known.bytes).cloned();
+        let start = before.filter(|_| cut.is_none()).unwrap_or_default();
+        let mut end = walk(&self.file, &self.path, start, &mut |_| Ok(()))?;
+        if end.torn_bytes > 0 {
+            self.file.set_len(end.bytes).map_err(|error| self.failed(error))?;
+            let torn = Event::torn(end.torn_bytes);
+            self.write(&mut end, &torn)?;
         }
-        self.write(number, &head, &event)
+        if let Some(cut) = cut {
+            self.write(&mut end, &Event::cut(cut.records, &cut.head))?;
+        }
+        let record = self.write(&mut end, &event)?;
+        *known = Some(end);
+        Ok(record)
     }
 
-    fn write(&self, number: u64, head: &[u8; 32], event: &Event) -> Result<Record> {
-        let (line, record) = encode(number, head, event)?;
+    fn write(&self, end: &mut Verified, event: &Event) -> Result<Record> {
+        let (line, record) = encode(end.records, &end.head, event)?;
         let mut file = &self.file;
         let written = file.write_all(&line).and_then(|()| file.sync_all());
-        written.map_err(|error| self.failed(error)).map(|()| record)
+        written.map_err(|error| self.failed(error))?;
+        let (records, bytes) = (end.records + 1, end.bytes + line.len() as u64);
+        *end = Verified { records, head: record.hash, bytes, torn_bytes: 0 };
+        Ok(record)
     }
 }
 
@@ -102,7 +119,7 @@ pub fn verify(
     let file =
         file.map_err(|error| Error::io("cannot open the audit log", error).at(shown(path)))?;
     let mut noted = expected.is_none_or(|(records, head)| records == 0 && head == GENESIS);
-    let found = walk(&file, path, &mut |record| {
+    let found = walk(&file, path, Verified::default(), &mut |record| {
         if let Some((records, head)) = expected
             && record.number + 1 == records
         {
@@ -123,12 +140,16 @@ pub fn verify(
     Ok(found)
 }
 
-/// Reads a log from its start, record by record.
-fn walk(file: &File, path: &Path, each: &mut dyn FnMut(&Record) -> Result<()>) -> Result<Verified> {
+/// Reads a log record by record, from where it was read before.
+fn walk(
+    file: &File,
+    path: &Path,
+    mut found: Verified,
+    each: &mut dyn FnMut(&Record) -> Result<()>,
+) -> Result<Verified> {
     let failed = |error| Error::io("cannot read the audit log", error).at(shown(path));
     let mut reader = file;
-    reader.seek(SeekFrom::Start(0)).map_err(failed)?;
-    let mut found = Verified { records: 0, head: GENESIS, bytes: 0, torn_bytes: 0 };
+    reader.seek(SeekFrom::Start(found.bytes)).map_err(failed)?;
     let mut pending: Vec<u8> = Vec::new();
     let mut buffer = vec![0; READ_BYTES];
     loop {

@@ -19,7 +19,8 @@ const DIGITS: usize = 64;
 pub struct Event {
     /// Who did it: user, host, process, or the token's name.
     pub who: String,
-    /// What: `save`, `move`, `remove`, `pin`, `promote`, ...
+    /// What: `move`, `remove` (noted before it goes; `stay` where it did not after all), `pin`, `promote`, ...; of the
+    /// log itself `torn`, `cut`, `lost`.
     pub what: String,
     /// From where the request came: a socket, an address.
     pub origin: String,
@@ -79,12 +80,18 @@ impl Event {
     pub(super) fn torn(bytes: u64) -> Self {
         let note =
             format!("{bytes} bytes of a record that was not written to its end were removed");
-        Self {
-            who: "forebay".to_owned(),
-            what: "torn".to_owned(),
-            note: Some(note),
-            ..Self::default()
-        }
+        Self::of_the_log("torn", note)
+    }
+
+    /// The end of the log is gone: so many records were there, the last of this hash.
+    pub(super) fn cut(records: u64, head: &[u8; 32]) -> Self {
+        let head = hex(head);
+        Self::of_the_log("cut", format!("the end is gone: {records}:{head} was the last record"))
+    }
+
+    fn of_the_log(what: &str, note: String) -> Self {
+        let (who, what) = ("forebay".to_owned(), what.to_owned());
+        Self { who, what, note: Some(note), ..Self::default() }
     }
 }
 

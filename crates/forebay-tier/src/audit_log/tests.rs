@@ -152,3 +152,46 @@ fn processes_that_append_at_once_make_one_chain() {
     std::fs::write(&path, vec![b'x'; 3 * LINE_BYTES_MAX]).unwrap();
     assert_eq!(check(&path).unwrap_err().code(), Code::InvalidMetadata);
 }
+
+#[test]
+fn a_chain_is_read_once_and_what_others_append_since() {
+    let (_folder, path) = written(0);
+    let (one, other) = (AuditLog::open(&path).unwrap(), AuditLog::open(&path).unwrap());
+    for step in 0..6 {
+        let log = if step % 3 == 2 { &other } else { &one };
+        assert_eq!(log.append(event(step)).unwrap().number, step);
+    }
+    assert_eq!(check(&path).unwrap().records, 6);
+    // What was changed behind its back is not read again by who has read it, and is found by a check all the same.
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[70] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    assert_eq!(one.append(event(6)).unwrap().number, 6);
+    assert_eq!(AuditLog::open(&path).unwrap().append(event(7)).unwrap_err().code(), Code::Checksum);
+    assert!(check(&path).unwrap_err().what().contains("record 0"));
+    // What others append must follow.
+    bytes[70] ^= 1;
+    bytes.extend_from_slice(b"no record\n");
+    std::fs::write(&path, &bytes).unwrap();
+    assert!(other.append(event(8)).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), bytes);
+}
+
+#[test]
+fn an_end_that_is_cut_off_while_it_is_written_is_told() {
+    let (_folder, path) = written(0);
+    let log = AuditLog::open(&path).unwrap();
+    let third = (0..3).map(|step| log.append(event(step)).unwrap()).last().unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    let left: String = text.split_inclusive('\n').take(1).collect();
+    std::fs::write(&path, left).unwrap();
+    assert_eq!(log.append(event(7)).unwrap().number, 2);
+    let mut notes = Vec::new();
+    let found = verify(&path, None, |record| {
+        notes.push((record.event.what.clone(), record.event.note.clone().unwrap_or_default()));
+        Ok(())
+    });
+    assert_eq!(found.unwrap().records, 3);
+    assert_eq!(notes[1].0, "cut");
+    assert!(notes[1].1.contains(&format!("3:{}", hex(&third.hash))), "{notes:?}");
+}

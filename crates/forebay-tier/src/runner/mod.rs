@@ -71,6 +71,8 @@ const JOIN_WAIT: Duration = Duration::from_secs(10);
 pub struct Runner {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The one that writes the audit log: it ends last.
+    scribe: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// What a runner does by itself. Actions are carried out by all.
@@ -119,7 +121,13 @@ impl Runner {
     pub fn start_with(tiers: Arc<Tiers>, duties: Duties) -> Result<Self> {
         tiers.tiers.iter().for_each(|tier| tier.limits.reopen());
         let shared = Arc::new(Shared::new(tiers, duties));
-        let runner = Self { shared: Arc::clone(&shared), threads: Mutex::default() };
+        let scribe = Mutex::default();
+        let runner = Self { shared: Arc::clone(&shared), threads: Mutex::default(), scribe };
+        if shared.journal.is_kept() {
+            let of = Arc::clone(&shared);
+            let scribe = spawn("tier-log", move || journal::run(&of))?;
+            *runner.scribe.lock().unwrap_or_else(PoisonError::into_inner) = Some(scribe);
+        }
         for number in 0..shared.tiers.count() {
             let of = Arc::clone(&shared);
             runner.spawn(&format!("tier-look-{number}"), move || watch::run(&of, number))?;
@@ -132,8 +140,7 @@ impl Runner {
     }
 
     fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
-        let thread = thread.map_err(|error| Error::io("cannot start a thread", error))?;
+        let thread = spawn(name, run)?;
         self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         Ok(())
     }
@@ -233,7 +240,15 @@ impl Runner {
         let threads =
             std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
         threads.into_iter().for_each(join);
+        self.shared.journal.close();
+        let scribe = self.scribe.lock().unwrap_or_else(PoisonError::into_inner).take();
+        scribe.into_iter().for_each(join);
     }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+    thread.map_err(|error| Error::io("cannot start a thread", error))
 }
 
 impl Drop for Runner {

@@ -10,7 +10,7 @@ use forebay_error::{Code, Error};
 
 use super::picture::Picture;
 use super::state::{Moving, Shared, State};
-use super::{Duties, tidy, transfer};
+use super::{Duties, journal, tidy, transfer};
 use crate::policy::Order;
 
 /// Longest sleep: how late a retry that is due is begun.
@@ -43,8 +43,9 @@ pub(crate) fn run(shared: &Arc<Shared>) {
         drop(state);
         threads.retain(|thread| !thread.is_finished());
         threads.extend(starts.into_iter().filter_map(|start| begin(shared, start)));
-        if let Err(error) = shared.journal.flush() {
-            tracing::debug!(%error, "the audit log cannot be written yet");
+        if shared.journal.has_begun_to_hang() {
+            let error = journal::hangs(shared.tiers.config.moving.audit_log.as_deref());
+            shared.change(|state| state.trouble(None, None, &error, None));
         }
     }
     for thread in threads {

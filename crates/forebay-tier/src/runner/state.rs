@@ -168,6 +168,14 @@ impl Shared {
         }
     }
 
+    /// The same for what is about to happen: it is written before, if the log can be written.
+    pub(crate) fn log_before(&self, event: Event) {
+        let step = event.step;
+        if let Err(error) = self.journal.note_before(event) {
+            self.change(|state| state.trouble(None, step, &unlogged(&error), None));
+        }
+    }
+
     /// What a step's bytes are known by, for the audit log; none is asked for where there is none.
     pub(crate) fn checksum_of(&self, root: &Root, step: u64) -> Option<String> {
         self.journal.is_kept().then(|| checksum_of(root, step))?

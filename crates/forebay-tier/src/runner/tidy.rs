@@ -165,7 +165,7 @@ fn confirm(
 /// Notes what happens to a commit: `remove` before it goes, so that none goes unnoted; `stay` where it did not go after
 /// all.
 fn log(shared: &Shared, root: &Root, what: &str, (step, attempt): (u64, AttemptId)) {
-    shared.log(Event {
+    shared.log_before(Event {
         who: shared.tiers.who.clone(),
         what: what.to_owned(),
         origin: "rules".to_owned(),

@@ -17,6 +17,7 @@ import torch
 from forebay import _native
 from forebay._catalog import PathLike
 from forebay._ckpt import restoring
+from forebay._ckpt.agents import AgentLike
 from forebay._ckpt.asked import Asked
 from forebay._ckpt.choosing import choose
 from forebay._ckpt.handle import SaveHandle
@@ -84,6 +85,11 @@ class Checkpointer:
             Rank 0 moves them, in threads of its own; saves wait for room on the first tier, or are left out, as is said
             there; "latest" and numbers mean the nearest copy that verifies, of all tiers. What stays is said in the tiers.
             At the end of the job what is not moved yet stays for the next, `drain`, or an agent.
+        agent: hand `directory` to the agent of this machine (`forebay agent`), which moves what is saved there to its own
+            tiers, whatever becomes of this process: True for the one of the configuration, or the path of its socket. If
+            none answers that is a warning, every save tries again, and `tier_status` says it. `tiers` then say where else
+            "latest" and restores look, and when a save has room; nothing is moved in this process.
+        agent_job: what the agent calls the job; by default as the directory. Copies are below that name in each tier.
     """
 
     def __init__(
@@ -102,6 +108,8 @@ class Checkpointer:
         device: object = None,
         state: Any = None,
         tiers: TiersLike | None = None,
+        agent: AgentLike = False,
+        agent_job: str | None = None,
     ) -> None:
         self._settings = parse(
             directory,
@@ -116,6 +124,8 @@ class Checkpointer:
             progress,
             device,
             tiers,
+            agent,
+            agent_job,
         )
         self._pid = os.getpid()
         #: The last step restored or committed.
@@ -134,6 +144,8 @@ class Checkpointer:
         #: Seconds that a save of the `state` given will hold up training; None if none was given.
         self.predicted_stall_s: float | None = None
         remember(self)
+        if self._settings.agent is not None and self._ranks().rank == 0:
+            self._settings.agent.introduce()
         if state is not None:
             self._prepare(state, stepped=False)
         elif self._settings.staging_bytes is not None:
@@ -359,20 +371,34 @@ class Checkpointer:
     # Tiers
 
     def tier_status(self) -> dict[str, Any]:
-        """How the tiers stand: what `forebay tier status --json` has. To be called by rank 0."""
+        """How the tiers stand: what `forebay tier status --json` has. With an agent it is asked, and `agent` says how far
+        the directory was handed over: `socket`, `job`, `places`, `error`. To be called by rank 0."""
+        self._check_process()
+        if self._settings.agent is not None:
+            return self._settings.agent.status()
         return self._tiers().status()
 
     def drain(self, timeout: float = 3600.0) -> bool:
         """Waits until every committed step is where it should be, after the end of the save under way; False if that takes
         longer. To be called by rank 0."""
-        tiers = self._tiers()
+        self._check_process()
+        agent = self._settings.agent
+        tiers = self._tiers() if agent is None else None
         self.wait()
+        if agent is not None:
+            return agent.drain(_native.latest(self._settings.directory), timeout)
+        assert tiers is not None
         return tiers.drain(timeout)
 
     def pause_tiers(self, paused: bool = True) -> None:
         """Lets nothing more in or out of tiers, or goes on: for phases in which the network belongs to others. What is
-        under way stops within one part. To be called by rank 0."""
-        self._tiers().act({"action": "pause" if paused else "resume"}, "Checkpointer")
+        under way stops within one part. Of an agent that is so for all of its jobs. To be called by rank 0."""
+        self._check_process()
+        action = {"action": "pause" if paused else "resume"}
+        if self._settings.agent is not None:
+            self._settings.agent.act(action)
+            return
+        self._tiers().act(action, "Checkpointer")
 
     def _tiers(self) -> Tiers:
         self._check_process()
@@ -496,7 +522,9 @@ class Checkpointer:
             return
         run = self._run
         if run is not None and run.ranks.rank == 0:
-            if self._settings.tiers is not None:
+            if self._settings.agent is not None:
+                self._settings.agent.hand_over()
+            elif self._settings.tiers is not None:
                 self._settings.tiers.wake()
             if self._retention is None:
                 self._retention = Retention(self._settings)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from forebay._catalog import PathLike
+from forebay._ckpt.agents import Agent, AgentLike
 from forebay._ckpt.tiers import Tiers, TiersLike
 from forebay._errors import usage
 from forebay._save import parse_size
@@ -41,6 +42,7 @@ class Settings:
     progress: Progress | None
     device: str | None
     tiers: Tiers | None = None
+    agent: Agent | None = None
 
 
 def parse(
@@ -56,6 +58,8 @@ def parse(
     progress: Progress | None,
     device: object,
     tiers: TiersLike | None = None,
+    agent: AgentLike = False,
+    agent_job: str | None = None,
 ) -> Settings:
     """Checks the arguments of `Checkpointer`. Errors: `usage`."""
     if isinstance(directory, bytes) or not isinstance(directory, str | os.PathLike):
@@ -74,8 +78,13 @@ def parse(
     check_count("keep_every", keep_every)
     check_count("threads", threads, _THREADS_MAX)
     place = place_of(directory).absolute()
-    if tiers is not None and (keep_last is not None or keep_every is not None):
-        what = "keep_last and keep_every beside tiers"
+    if not isinstance(agent, bool | str | os.PathLike):
+        raise usage(f"agent is {agent!r}, True or the path of a socket is needed")
+    handed = Agent(agent, agent_job, place) if agent else None
+    if (tiers is not None or handed is not None) and (
+        keep_last is not None or keep_every is not None
+    ):
+        what = "keep_last and keep_every beside tiers or an agent"
         raise usage(what, "say in the tiers what stays: nothing must go that was not moved on")
     return Settings(
         place,
@@ -89,7 +98,8 @@ def parse(
         bool(overwrite),
         progress,
         None if device is None else _device_name(device),
-        None if tiers is None else Tiers(tiers, place),
+        None if tiers is None else Tiers(tiers, place, moves=handed is None),
+        handed,
     )
 
 

@@ -27,9 +27,11 @@ _NO_FILE = "forebay.toml"
 
 
 class Tiers:
-    """The tiers of one checkpointer. `places` are the same on all ranks; only rank 0 starts anything."""
+    """The tiers of one checkpointer. `places` are the same on all ranks; only rank 0 starts anything. Without `moves` they
+    are only looked at: an agent does the rest."""
 
-    def __init__(self, tiers: TiersLike, directory: Place) -> None:
+    def __init__(self, tiers: TiersLike, directory: Place, moves: bool = True) -> None:
+        self._moves = moves
         self._file, self._text = _source(tiers, directory)
         places, backlog = _native.Tiers.read(self._file, self._text)
         #: Where the steps are, the nearest first.
@@ -46,7 +48,8 @@ class Tiers:
     def start(self) -> _native.Tiers:
         """The runner; to be called on rank 0."""
         if self._native is None:
-            self._native = _native.Tiers(self._file, self._text)
+            duties = {} if self._moves else {"moves": False}
+            self._native = _native.Tiers(self._file, self._text, **duties)
         return self._native
 
     def wake(self) -> None:

@@ -10,8 +10,8 @@
 //! A job outlives its client. It outlives the agent where a service manager keeps the descriptor for the next one
 //! ([`notify`]); elsewhere descriptors end with it, and who saves hands its folder over again when it connects again,
 //! which is no error if it is the same folder. What was kept and cannot be taken up now (no descriptors, no threads,
-//! too many jobs, a configuration that has nowhere to move to) stays kept and is tried again; only what is no folder any
-//! more is forgotten.
+//! too many jobs, a configuration that has nowhere to move to) stays kept and is tried again; only what is no folder
+//! any more is forgotten.
 //!
 //! Caps and pauses are the machine's: all jobs share those of the configured tiers.
 

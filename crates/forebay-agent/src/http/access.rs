@@ -8,7 +8,8 @@
 //! | the cookie of a session | yes | by forms of the page, with TLS, if the session began with the token for actions |
 //!
 //! A browser sends the cookies of a host to every port of it, so without TLS the server that another user of the
-//! machine has started on a port of its own could take one: what may be done with it is to read, whatever the token was.
+//! machine has started on a port of its own could take one: what may be done with it is to read, whatever the token
+//! was.
 //!
 //! A browser sends cookies by itself, so they count for the page and its forms alone, never for the API's actions. A
 //! site whose name is made to lead to this machine (DNS rebinding) could read what needs no token, so without one the

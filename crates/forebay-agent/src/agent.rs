@@ -9,7 +9,7 @@ use forebay_error::{Error, Result};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
-use crate::http::Http;
+use crate::http::{Files, Http};
 use crate::job::{Jobs, SAMPLE_EVERY};
 use crate::metrics::Counts;
 use crate::settings::Settings;
@@ -48,6 +48,7 @@ impl Agent {
         counts: Arc<Counts>,
         tracker: Arc<dyn Tracker>,
     ) -> Result<Self> {
+        let files = Files::new(settings.clone());
         let checked = settings.check_http()?;
         let runtime = Builder::new_multi_thread()
             .worker_threads(THREADS)
@@ -68,7 +69,7 @@ impl Agent {
         }
         if let Some(checked) = checked {
             let tls = checked.tls.is_some();
-            let http = Http::bind(checked, Arc::clone(&jobs), counts)?;
+            let http = Http::bind(checked, files, Arc::clone(&jobs), counts)?;
             let address = http.address()?;
             tracing::info!(%address, tls, "listening");
             agent.http = Some(address);

@@ -80,6 +80,11 @@ impl Sessions {
         self.lock().retain(|session| !same(&session.cookie, cookie));
     }
 
+    /// Ends all.
+    pub(crate) fn end_all(&self) {
+        self.lock().clear();
+    }
+
     fn lock(&self) -> MutexGuard<'_, VecDeque<Session>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,5 +114,8 @@ mod tests {
         assert!(!sessions.find(&last).unwrap().may_act);
         sessions.end(&last);
         assert_eq!(sessions.find(&last), None);
+        let (again, _) = sessions.start(true).unwrap();
+        sessions.end_all();
+        assert_eq!(sessions.find(&again), None);
     }
 }

@@ -16,6 +16,7 @@
 //! `Host` header must name loopback.
 
 use std::net::IpAddr;
+use std::sync::{PoisonError, RwLock};
 
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, COOKIE, HOST};
@@ -25,9 +26,14 @@ use crate::session::{Sessions, Visitor};
 
 /// What is configured.
 pub(super) struct Access {
+    tokens: RwLock<Tokens>,
+    is_tls: bool,
+}
+
+#[derive(Clone)]
+struct Tokens {
     read: Option<Secret>,
     act: Option<Secret>,
-    is_tls: bool,
 }
 
 /// What a request may.
@@ -44,7 +50,24 @@ pub(super) struct Rights {
 
 impl Access {
     pub(super) fn new(read: Option<Secret>, act: Option<Secret>, is_tls: bool) -> Self {
-        Self { read, act, is_tls }
+        Self { tokens: RwLock::new(Tokens { read, act }), is_tls }
+    }
+
+    /// Other tokens, from now on; whether they are others.
+    pub(super) fn renew(&self, read: Option<Secret>, act: Option<Secret>) -> bool {
+        let mut tokens = self.tokens.write().unwrap_or_else(PoisonError::into_inner);
+        let same = |one: &Option<Secret>, two: &Option<Secret>| match (one, two) {
+            (Some(one), Some(two)) => one.same(two),
+            (None, None) => true,
+            _ => false,
+        };
+        let is_new = !same(&tokens.read, &read) || !same(&tokens.act, &act);
+        *tokens = Tokens { read, act };
+        is_new
+    }
+
+    fn tokens(&self) -> Tokens {
+        self.tokens.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// What the head of a request allows.
@@ -58,7 +81,7 @@ impl Access {
             return rights;
         }
         rights.visitor = self.cookie(head).and_then(|cookie| sessions.find(cookie));
-        let open = self.read.is_none() && names_loopback(head);
+        let open = self.is_open() && names_loopback(head);
         rights.read = open || rights.visitor.is_some();
         rights
     }
@@ -66,8 +89,9 @@ impl Access {
     /// Whether a text is a token, and whether it is the one for actions.
     pub(super) fn token(&self, guess: &[u8]) -> Option<bool> {
         let is = |secret: &Option<Secret>| secret.as_ref().is_some_and(|secret| secret.is(guess));
+        let tokens = self.tokens();
         // Both are compared, so that time does not tell them apart.
-        match (is(&self.act), is(&self.read)) {
+        match (is(&tokens.act), is(&tokens.read)) {
             (true, _) => Some(true),
             (false, true) => Some(false),
             (false, false) => None,
@@ -82,14 +106,14 @@ impl Access {
     /// Whether logging in gives a visitor more.
     pub(super) fn may_login(&self, visitor: Option<&Visitor>) -> bool {
         match visitor {
-            None => self.read.is_some() || (self.act.is_some() && self.is_tls),
+            None => !self.is_open() || (self.allows_actions() && self.is_tls),
             Some(_) => false,
         }
     }
 
     /// Whether anybody who reaches it may read.
     pub(super) fn is_open(&self) -> bool {
-        self.read.is_none()
+        self.tokens().read.is_none()
     }
 
     /// Whether it is reached by TLS.
@@ -99,7 +123,7 @@ impl Access {
 
     /// Whether there is a token for actions.
     pub(super) fn allows_actions(&self) -> bool {
-        self.act.is_some()
+        self.tokens().act.is_some()
     }
 
     /// What the session's cookie holds.

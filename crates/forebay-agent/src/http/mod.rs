@@ -6,6 +6,7 @@
 //! | [`route`] | from a request to an answer |
 //! | [`act`] | actions, of the API and of forms |
 //! | [`pool`] | threads for them, bounded |
+//! | [`renew`] | tokens and certificates that are replaced |
 //! | [`form`] | what forms of the page may ask for |
 //! | [`body`] | bodies of requests, bounded |
 //! | [`answer`] | answers with the headers that all have |
@@ -21,6 +22,7 @@ mod answer;
 mod body;
 mod form;
 mod pool;
+mod renew;
 mod route;
 
 use std::convert::Infallible;
@@ -46,6 +48,8 @@ use crate::session::Sessions;
 use crate::settings::Checked;
 use access::Access;
 use pool::Pool;
+pub(crate) use renew::Files;
+use renew::Tls;
 
 /// Connections at a time; more wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 128;
@@ -72,20 +76,27 @@ pub(crate) struct Site {
 /// A listener that is bound; [`serve`](Self::serve) answers.
 pub(crate) struct Http {
     listener: std::net::TcpListener,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Arc<Tls>>,
     site: Arc<Site>,
+    files: Files,
 }
 
 impl Http {
-    /// Binds. Errors: `io` with the address, where it is in use or not this machine's.
-    pub(crate) fn bind(checked: Checked, jobs: Arc<Jobs>, counts: Arc<Counts>) -> Result<Self> {
+    /// Binds. `checked` is what was in the files after `files` were noted. Errors: `io` with the address, where it is in
+    /// use or not this machine's.
+    pub(crate) fn bind(
+        checked: Checked,
+        files: Files,
+        jobs: Arc<Jobs>,
+        counts: Arc<Counts>,
+    ) -> Result<Self> {
         let failed = |error| Error::io("cannot listen", error).at(checked.listen);
         let listener = std::net::TcpListener::bind(checked.listen).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let access = Access::new(checked.read, checked.act, checked.tls.is_some());
         let (sessions, pool) = (Sessions::default(), Pool::default());
         let site = Arc::new(Site { jobs, counts, access, sessions, pool });
-        Ok(Self { listener, tls: checked.tls.map(TlsAcceptor::from), site })
+        Ok(Self { listener, tls: checked.tls.map(|tls| Arc::new(Tls::new(tls))), site, files })
     }
 
     /// Where it listens: the port that the system chose for port 0.
@@ -98,11 +109,13 @@ impl Http {
         let listener = TcpListener::from_std(self.listener)
             .map_err(|error| Error::io("cannot listen", error))?;
         let (site, tls) = (self.site, self.tls);
+        tokio::spawn(renew::watch(self.files, Arc::clone(&site), tls.clone(), end.clone()));
         let start = |stream: TcpStream, place| {
             // Who is gone already needs no answer.
             let Ok(peer) = stream.peer_addr() else { return Ok(()) };
             let peer = peer.ip().to_canonical();
-            let (site, tls, end) = (Arc::clone(&site), tls.clone(), end.clone());
+            let (site, end) = (Arc::clone(&site), end.clone());
+            let tls = tls.as_ref().map(|tls| tls.acceptor());
             tokio::spawn(async move {
                 let _place = place;
                 site.counts.http_connections.fetch_add(1, Ordering::Relaxed);

@@ -308,6 +308,48 @@ fn tls_with_a_certificate_of_ones_own() {
     assert!(!answer.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&answer));
 }
 
+/// As a cluster renews them: replaced one by one, while the agent runs.
+#[test]
+fn tokens_and_certificates_that_are_replaced_count_without_a_restart() {
+    let mut site = Site::with_tls("", &format!("{OPEN}\ntoken_file = \"read.token\""));
+    let mut agent = site.start();
+    let (cookie, _) = session(&agent, ACT_TOKEN);
+    let old = agent.tls.clone();
+    site.certify();
+    agent.tls = site.tls.clone();
+    let answers = |agent: &Agent, head: &str| {
+        // One that is not trusted gives no answer at all.
+        agent.try_http("GET /api/v1/status", head, "").map(|answer| answer.0)
+    };
+    let until = |agent: &Agent, head: &str, code: Option<u16>| {
+        let start = Instant::now();
+        while answers(agent, head) != code {
+            assert!(start.elapsed() < LONG, "never {code:?}: {}", agent.log());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    until(&agent, &bearer(READ_TOKEN), Some(200));
+    assert_eq!(answers(&agent, &cookie), Some(200), "the tokens are the same");
+    let replace = |token: &str| {
+        super::private(&site.path("new"), token);
+        std::fs::rename(site.path("new"), site.path("read.token")).unwrap();
+    };
+    replace("0123456789abcdef-new");
+    until(&agent, &bearer("0123456789abcdef-new"), Some(200));
+    assert_eq!(answers(&agent, &bearer(READ_TOKEN)), Some(401));
+    assert_eq!(answers(&agent, &cookie), Some(401), "sessions end with the tokens");
+    // Nonsense changes nothing.
+    replace("short");
+    let start = Instant::now();
+    while !agent.log().contains("stay as they were") {
+        assert!(start.elapsed() < LONG, "{}", agent.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(answers(&agent, &bearer("0123456789abcdef-new")), Some(200));
+    agent.tls = old;
+    assert_eq!(answers(&agent, &bearer("0123456789abcdef-new")), None, "the old certificate");
+}
+
 #[test]
 fn hostile_names_stay_text() {
     let hostile = "<img src=x onerror=alert(1)>\"'&";

@@ -212,7 +212,9 @@ fn top_prints_what_the_agent_says() {
     let site = Site::new("", "");
     site.save("local", &[1, 2], &State::new(1));
     let agent = site.start();
-    agent.until(None, "everything everywhere", |status| all_there(status, 2));
+    agent.until(None, "everything everywhere", |status| {
+        all_there(status, 2) && status.transfers.is_empty()
+    });
     let output =
         forebay().args(["top", "--once", "--config", text(&site.config)]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));

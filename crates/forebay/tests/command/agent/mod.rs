@@ -227,12 +227,18 @@ impl Agent {
 
     /// A request with these header lines and body; status and all of the answer.
     fn http(&self, line: &str, head: &str, body: &str) -> (u16, String) {
+        self.try_http(line, head, body).expect("an answer")
+    }
+
+    /// The same; `None` where nothing came back.
+    fn try_http(&self, line: &str, head: &str, body: &str) -> Option<(u16, String)> {
         let host = format!("127.0.0.1:{}", self.http.unwrap().port());
         let length = if body.is_empty() { String::new() } else { length_of(body) };
         let request = format!(
             "{line} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{length}{head}\r\n{body}"
         );
-        status_of(self.raw(request.as_bytes()))
+        let answer = self.raw(request.as_bytes());
+        (!answer.is_empty()).then(|| status_of(answer))
     }
 
     fn get(&self, path: &str) -> (u16, String) {

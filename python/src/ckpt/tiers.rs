@@ -148,7 +148,7 @@ impl Tiers {
         let tiers = self.inner.get()?.tiers();
         let open = |tier: usize| {
             let tiers = Arc::clone(tiers);
-            Box::new(move || tiers.root(tier)) as Other
+            Box::new(move || tiers.found(tier)) as Other
         };
         Ok((1..tiers.count()).map(open).collect())
     }
@@ -181,8 +181,9 @@ fn nearest(
     let (mut roots, mut numbers, mut passed) = (Vec::new(), Vec::new(), Vec::new());
     let mut first = None;
     for tier in 0..tiers.count() {
-        match tiers.root(tier) {
-            Ok(root) => {
+        match tiers.found(tier) {
+            Ok(None) => {}
+            Ok(Some(root)) => {
                 roots.push(root);
                 numbers.push(tier);
             }

@@ -97,8 +97,8 @@ pub fn claim_among(
     claim_after(root, run, of_parent, least, who)
 }
 
-/// Opens another root of a job.
-pub type Other = Box<dyn FnOnce() -> Result<Root> + Send>;
+/// Opens another root of a job; `None` where there is none yet.
+pub type Other = Box<dyn FnOnce() -> Result<Option<Root>> + Send>;
 
 /// What another root says.
 struct Told {
@@ -115,7 +115,7 @@ fn ask_all(others: Vec<Other>, parent: Option<u64>) -> Vec<Result<Told>> {
         let (tell, hear) = mpsc::sync_channel(1);
         let asked = std::thread::Builder::new()
             .name("forebay-epochs".to_owned())
-            .spawn(move || tell.send(open().and_then(|root| told_by(&root, parent))));
+            .spawn(move || tell.send(open().and_then(|root| told_by(root.as_ref(), parent))));
         asked.map(|_| hear).map_err(|error| Error::io("cannot start a thread", error))
     };
     let asked: Vec<_> = others.into_iter().map(ask).collect();
@@ -129,7 +129,10 @@ fn ask_all(others: Vec<Other>, parent: Option<u64>) -> Vec<Result<Told>> {
     asked.into_iter().map(hear).collect()
 }
 
-fn told_by(root: &Root, parent: Option<u64>) -> Result<Told> {
+fn told_by(root: Option<&Root>, parent: Option<u64>) -> Result<Told> {
+    let Some(root) = root else {
+        return Ok(Told { name: String::new(), claims: Vec::new(), parent: Ok(None) });
+    };
     let mut claims = Vec::new();
     for number in all(root)? {
         if let Some((bytes, _)) = root.store.get(&key(number), RECORD_BYTES_MAX)? {

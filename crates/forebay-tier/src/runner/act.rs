@@ -104,15 +104,20 @@ fn set_caps(shared: &Shared, name: &str, read: Option<u64>, write: Option<u64>) 
     Ok(Outcome::of(format!("tier {name}: read {read}, write {write}")))
 }
 
-/// Does something on every tier. Errors: it could be done on none.
+/// Does something on every tier; what is taken away needs no folder that is not there. Errors: it could be done on none.
 fn everywhere(
     shared: &Shared,
+    makes: bool,
     mut each: impl FnMut(&Root) -> Result<()>,
 ) -> Result<(Vec<String>, Vec<String>)> {
     let (mut done, mut failed, mut first) = (Vec::new(), Vec::new(), None);
     for (number, tier) in shared.tiers.tiers.iter().enumerate() {
         let name = &tier.config.name;
-        match shared.tiers.root(number).and_then(|root| each(&root)) {
+        let root = match makes {
+            true => shared.tiers.root(number).map(Some),
+            false => shared.tiers.found(number),
+        };
+        match root.and_then(|root| root.map_or(Ok(()), |root| each(&root))) {
             Ok(()) => done.push(name.clone()),
             Err(error) if error.code() == Code::Usage => return Err(error),
             Err(error) => {
@@ -146,14 +151,14 @@ fn require(shared: &Shared, step: u64) -> Result<()> {
 fn pin(shared: &Shared, step: u64, name: &str, who: &str) -> Result<Outcome> {
     require(shared, step)?;
     let pin = Pin { name: name.to_owned(), step, who: who.to_owned(), unix: unix() };
-    let (_, failed) = everywhere(shared, |root| Marks::pin(root, &pin))?;
+    let (_, failed) = everywhere(shared, true, |root| Marks::pin(root, &pin))?;
     let done = format!("step {step} is pinned as {name}");
     Ok(Outcome { done, failed, ..Outcome::default() })
 }
 
 fn unpin(shared: &Shared, name: &str) -> Result<Outcome> {
     let mut was = false;
-    let (_, failed) = everywhere(shared, |root| {
+    let (_, failed) = everywhere(shared, false, |root| {
         was |= Marks::unpin(root, name)?;
         Ok(())
     })?;
@@ -171,13 +176,13 @@ fn hold(shared: &Shared, step: u64, why: Option<&str>, who: &str) -> Result<Outc
     require(shared, step)?;
     let why = why.map(str::to_owned);
     let hold = Hold { step, who: who.to_owned(), unix: unix(), why };
-    let (_, failed) = everywhere(shared, |root| Marks::hold(root, &hold))?;
+    let (_, failed) = everywhere(shared, true, |root| Marks::hold(root, &hold))?;
     Ok(Outcome { done: format!("step {step} is held"), failed, ..Outcome::default() })
 }
 
 fn release(shared: &Shared, step: u64) -> Result<Outcome> {
     let mut was = false;
-    let (_, failed) = everywhere(shared, |root| {
+    let (_, failed) = everywhere(shared, false, |root| {
         was |= Marks::release(root, step)?;
         Ok(())
     })?;

@@ -136,6 +136,12 @@ impl Picture {
         copy.committed.then_some(copy.attempt)
     }
 
+    /// Whether a tier has the commit of a step that counts.
+    pub(crate) fn counts(&self, tier: usize, step: u64) -> bool {
+        let copy = self.view.tiers.get(tier).and_then(|tier| tier.copies.get(&step));
+        copy.is_some_and(|copy| copy.committed && copy.rank == Rank::Counts)
+    }
+
     /// Older commits that stay in the way of what was saved later because they are held: tier and step.
     pub(crate) fn held_back(&self) -> BTreeSet<(usize, u64)> {
         let older = |tier: usize| {

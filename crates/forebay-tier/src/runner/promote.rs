@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use forebay_checkpoint::commit::{Root, step_folder, step_of_folder};
+use forebay_checkpoint::commit::{METADATA, Root, step_folder, step_of_folder};
 use forebay_checkpoint::export::{Aliases, Format, Options, export};
 use forebay_checkpoint::progress::Unwatched;
 use forebay_checkpoint::save::OurMetadata;
@@ -54,6 +54,9 @@ pub(super) fn promote(shared: &Shared, promotion: &Promotion<'_>) -> Result<Outc
         let what = "safetensors are written to folders of this machine";
         let error = Error::new(Code::Unsupported, what);
         return Err(error.hint("promote to a folder, or use `forebay ckpt export`"));
+    }
+    if let Some(folder) = &destination.folder {
+        check_unexported(folder, promotion.name)?;
     }
     let (from, report) = copy(shared, promotion, &destination)?;
     log(shared, promotion, from, &report, &destination);
@@ -136,26 +139,42 @@ fn copy(
         ..HopOptions::default()
     };
     let mut first: Option<Error> = None;
-    for from in 0..shared.tiers.count() {
+    for from in sources(shared, step) {
         let (to_tier, priority) = (destination.tier.unwrap_or(from), Priority::Archive);
         let order = Order { step, from, to: to_tier, priority, replaces: None };
         let moving = Moving::new(order, 0);
         let watch = Watch { moving: &moving, stop: &shared.stop };
-        match shared.tiers.side(from).and_then(|side| hop(&side, &to, step, &options, &watch)) {
+        // Not made where it is not there.
+        let side = shared.tiers.existing(from).and_then(|_| shared.tiers.side(from));
+        match side.and_then(|side| hop(&side, &to, step, &options, &watch)) {
             Ok(report) => return Ok((from, report)),
             // Another tier would meet the same.
-            Err(error) if matches!(error.code(), Code::LostCommit | Code::Cancelled) => {
-                let name = promotion.name;
-                return Err(
-                    error.hint(format!("{name} is another step: remove it, or name another"))
-                );
+            Err(error) if error.code() == Code::LostCommit => {
+                let what = format!("{} is there already, and another step", promotion.name);
+                let error = Error::new(Code::LostCommit, what).at(to.root.store.name());
+                return Err(error.hint("remove that folder, or give another name"));
             }
-            Err(error) if error.code() == Code::NotCommitted && first.is_some() => {}
+            Err(error) if error.code() == Code::Cancelled => return Err(error),
+            Err(error) if is_absent(&error) && first.is_some() => {}
             Err(error) => first = Some(error),
         }
     }
     let none = || Error::new(Code::NotFound, format!("no tier has step {step}"));
     Err(first.unwrap_or_else(none))
+}
+
+fn is_absent(error: &Error) -> bool {
+    matches!(error.code(), Code::NotCommitted | Code::NotFound)
+}
+
+/// All tiers, those first that have the commit that counts: where a job went back to an earlier step others may still
+/// have the one that it replaces.
+fn sources(shared: &Shared, step: u64) -> Vec<usize> {
+    let state = shared.lock();
+    let picture = shared.picture(&state);
+    let mut tiers: Vec<usize> = (0..shared.tiers.count()).collect();
+    tiers.sort_by_key(|tier| !picture.counts(*tier, step));
+    tiers
 }
 
 fn log(
@@ -165,7 +184,7 @@ fn log(
     report: &HopReport,
     destination: &Destination,
 ) {
-    let root = shared.tiers.root(from).ok();
+    let root = shared.tiers.existing(from).ok();
     shared.log(Event {
         who: promotion.who.to_owned(),
         what: "promote".to_owned(),
@@ -179,9 +198,29 @@ fn log(
     });
 }
 
-/// Writes the promoted step as safetensors beside it; returns a line that says so.
+/// Where the export of a promoted step is.
+fn exported(folder: &Path, name: &str) -> PathBuf {
+    folder.join(format!("{name}-safetensors"))
+}
+
+/// Fails where there is an export by that name already, and no step that it could be of.
+fn check_unexported(folder: &Path, name: &str) -> Result<()> {
+    let to = exported(folder, name);
+    if !to.exists() || folder.join(name).join(METADATA).exists() {
+        return Ok(());
+    }
+    let what = "an export of another step is there";
+    let error = Error::new(Code::AlreadyExists, what).at(to.display());
+    Err(error.hint("remove it, or give another name"))
+}
+
+/// Writes the promoted step as safetensors beside it; returns a line that says so. It appears there whole, so what is
+/// there is done.
 fn export_to(folder: &Path, name: &str) -> Result<String> {
-    let to = folder.join(format!("{name}-safetensors"));
+    let to = exported(folder, name);
+    if to.is_dir() {
+        return Ok(format!("{} was there", to.display()));
+    }
     let options = Options {
         format: Format::Safetensors,
         dtype: None,

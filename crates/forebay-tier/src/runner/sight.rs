@@ -15,6 +15,8 @@ use forebay_checkpoint::commit::{Claims, Marks, Root, StepState, numbers, step_s
 use forebay_error::{Code, Error, Result};
 use forebay_format::parallel;
 
+use super::tiers::above;
+
 /// What is younger counts as under way: the lease of writers.
 pub(crate) const ALIVE: Duration = Duration::from_secs(60);
 /// Settled steps that are looked at again in each look.
@@ -61,6 +63,14 @@ impl Seen {
     fn is_settled(&self) -> bool {
         let commit = self.state.commit.as_ref();
         commit.is_some_and(|commit| commit.damage.is_none()) && self.state.attempts.is_empty()
+    }
+}
+
+impl Sight {
+    /// Of a folder that is not there yet.
+    pub(crate) fn of_nothing(folder: Option<&Path>) -> Self {
+        let (free, size) = folder.map(above).and_then(room).unzip();
+        Self { marks: Some(Marks::default()), free, size, ..Self::default() }
     }
 }
 

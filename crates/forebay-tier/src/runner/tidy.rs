@@ -90,7 +90,7 @@ fn remove(shared: &Shared, task: &Task) -> Undone {
         let each = |(step, _): &(u64, AttemptId)| (*step, Some(error.again()));
         task.remove.iter().map(each).collect()
     };
-    let root = match shared.tiers.root(task.tier) {
+    let root = match shared.tiers.existing(task.tier) {
         Ok(root) => root,
         Err(error) => return all_for(&error),
     };
@@ -139,7 +139,7 @@ fn confirm(
     }
     let mut going = false;
     let keeps = |tier: &usize| -> Result<bool> {
-        let root = shared.tiers.root(*tier)?;
+        let root = shared.tiers.existing(*tier)?;
         let commit = Adoption::read(&root, step)?;
         let whole = commit.attempt() == attempt && commit.missing(&root)?.is_empty();
         let goes = whole && is_being_removed(&root, step, attempt)?;
@@ -179,7 +179,7 @@ fn log(shared: &Shared, root: &Root, what: &str, (step, attempt): (u64, AttemptI
 
 /// Collects; returns what went wrong beside the steps.
 fn collect(shared: &Shared, task: &Task, undone: &mut Undone) -> Vec<Error> {
-    let root = match shared.tiers.root(task.tier) {
+    let root = match shared.tiers.existing(task.tier) {
         Ok(root) => root,
         Err(error) => {
             let failed = task.collect.iter().map(|step| (*step, Some(error.again())));

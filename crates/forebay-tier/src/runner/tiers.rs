@@ -4,6 +4,7 @@
 //! stop: it is tried again at every look, and the others go on meanwhile.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -32,13 +33,21 @@ pub(crate) struct Tier {
     pub(crate) limits: Arc<Limits>,
     /// The folder, where it is one: for its free space, and as the source of an export.
     pub(crate) folder: Option<PathBuf>,
-    opened: Mutex<Option<Root>>,
+    opened: Mutex<Option<Opened>>,
+}
+
+/// A tier that is open.
+struct Opened {
+    root: Root,
+    /// Which folder it was, where it was opened as one: device and inode.
+    folder: Option<(u64, u64)>,
 }
 
 impl Tiers {
-    /// Takes the tiers of a configuration. Nothing is opened yet: what is not there now may come.
+    /// Takes the tiers of a configuration. Nothing is opened yet: what is not there now may come, and what is wrong with
+    /// a place is told when it is looked at.
     ///
-    /// Errors: `usage` where there are none, or two in one place, or a place that can never be one.
+    /// Errors: `usage` where there are none, or two in one place.
     pub fn open(config: &Config) -> Result<Arc<Self>> {
         Self::with_stores(config, Vec::new(), Arc::new(SystemClock::default()))
     }
@@ -86,7 +95,8 @@ impl Tiers {
         for (number, tier) in config.tiers.iter().enumerate() {
             let limits = Arc::new(limits(number, tier));
             let folder = folder_of(&tier.place);
-            let opened = given.next().map(|store| root_of(store, clock));
+            let given = given.next().map(|store| root_of(store, clock));
+            let opened = given.map(|root| Opened { root, folder: None });
             let opened = Mutex::new(opened);
             tiers.push(Tier { config: tier.clone(), limits, folder, opened });
         }
@@ -98,9 +108,22 @@ impl Tiers {
         self.tiers.len()
     }
 
-    /// The checkpoints of a tier, opened now if they were not. Errors: those of opening it; `usage` for no tier.
+    /// The checkpoints of a tier, opened now if they were not; a folder is made. Errors: those of opening it; `usage` for
+    /// no tier.
     pub fn root(&self, tier: usize) -> Result<Root> {
         self.tier(tier)?.root(&self.clock)
+    }
+
+    /// The same for who only looks: nothing is made. `None` where a folder is not there yet, and can be made.
+    pub fn found(&self, tier: usize) -> Result<Option<Root>> {
+        self.tier(tier)?.open(&self.clock, false)
+    }
+
+    /// The same where it must be there. Errors: `not_found`; those of opening it.
+    pub(crate) fn existing(&self, tier: usize) -> Result<Root> {
+        let place = || self.tiers.get(tier).map(|tier| tier.config.place.clone());
+        let none = || Error::new(Code::NotFound, "no such folder").at(place().unwrap_or_default());
+        self.found(tier)?.ok_or_else(none)
     }
 
     /// What it was configured with.
@@ -149,17 +172,30 @@ impl Tier {
     }
 
     pub(crate) fn root(&self, clock: &Arc<dyn Clock>) -> Result<Root> {
+        let none = || Error::new(Code::NotFound, "no such folder").at(self.config.place.clone());
+        self.open(clock, true)?.ok_or_else(none)
+    }
+
+    /// Opens it, unless it is open; `None` for a folder that could be made, and is not to be.
+    fn open(&self, clock: &Arc<dyn Clock>, make: bool) -> Result<Option<Root>> {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(root) = &*opened {
-            return Ok(root.clone());
+        if let Some(Opened { root, .. }) = &*opened {
+            return Ok(Some(root.clone()));
         }
+        // Before it is opened: if it is replaced in between the next look finds that.
+        let id = self.folder.as_deref().and_then(id_of);
         let store = match &self.folder {
-            Some(folder) => Arc::new(open_folder(folder)?) as Arc<dyn Store>,
+            Some(folder) => match open_folder(folder, make)? {
+                Some(store) => Arc::new(store) as Arc<dyn Store>,
+                None => return Ok(None),
+            },
             None => open_store(&self.config.place, &self.config.store)?,
         };
         let root = root_of(store, clock);
-        *opened = Some(root.clone());
-        Ok(root)
+        // One that was made just now is known at the next look.
+        let folder = id.or_else(|| self.folder.as_deref().and_then(id_of));
+        *opened = Some(Opened { root: root.clone(), folder });
+        Ok(Some(root))
     }
 
     /// Opens it anew at the next use: what was a folder may be another now (a file system that was mounted again).
@@ -168,6 +204,27 @@ impl Tier {
             *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
     }
+
+    /// Whether its folder is another one than was opened, or none any more; it is closed then.
+    pub(crate) fn was_replaced(&self) -> bool {
+        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = opened.as_ref().and_then(|opened| opened.folder);
+        drop(opened);
+        // Not while it is locked: a file system may hang.
+        let replaced = known.is_some_and(|known| {
+            self.folder.as_deref().is_some_and(|folder| id_of(folder) != Some(known))
+        });
+        if replaced {
+            self.close();
+        }
+        replaced
+    }
+}
+
+/// Device and inode.
+fn id_of(folder: &Path) -> Option<(u64, u64)> {
+    let found = std::fs::metadata(folder).ok()?;
+    Some((found.dev(), found.ino()))
 }
 
 /// Limits that nobody shares yet.
@@ -191,19 +248,25 @@ pub(super) fn folder_of(place: &str) -> Option<PathBuf> {
     Some(PathBuf::from(place.strip_prefix("file:").unwrap_or(place)))
 }
 
-/// Opens a folder, and makes it if the one above it is there: where that is missing, a file system is not mounted, and
-/// what would be made is on another one.
-fn open_folder(folder: &Path) -> Result<PosixStore> {
+/// Opens a folder, and makes it, if that is asked for, where the one above it is there: where that is missing, a file
+/// system is not mounted, and what would be made is on another one. `None`: it could be made.
+fn open_folder(folder: &Path, make: bool) -> Result<Option<PosixStore>> {
     match PosixStore::open(folder) {
-        Err(error) if error.code() == Code::NotFound => {
-            let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
-            match above.unwrap_or(Path::new(".")).is_dir() {
-                true => PosixStore::create(folder),
-                false => Err(error.hint("make the folder, or mount what it is on")),
+        Err(error) if error.code() == Code::NotFound && !folder.exists() => {
+            match (above(folder).is_dir(), make) {
+                (true, true) => PosixStore::create(folder).map(Some),
+                (true, false) => Ok(None),
+                (false, _) => Err(error.hint("make the folder, or mount what it is on")),
             }
         }
-        opened => opened,
+        opened => opened.map(Some),
     }
+}
+
+/// The folder that one lies in.
+pub(super) fn above(folder: &Path) -> &Path {
+    let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
+    above.unwrap_or(Path::new("."))
 }
 
 /// Host and process, for people.
@@ -230,12 +293,32 @@ mod tests {
         };
         let (new, lost) = (above.path().join("new"), above.path().join("no/mount"));
         let tiers = open(&(tier("new", &new) + &tier("lost", &lost))).unwrap();
+        assert!(tiers.found(0).unwrap().is_none() && !new.exists(), "looking makes nothing");
         assert!(tiers.root(0).is_ok() && new.is_dir());
+        assert!(tiers.found(0).unwrap().is_some() && tiers.found(1).is_err());
         let error = tiers.root(1).err().unwrap();
         assert_eq!(error.code(), Code::NotFound);
         assert!(!lost.exists() && error.render().contains("mount"));
         std::fs::create_dir(above.path().join("no")).unwrap();
         assert!(tiers.root(1).is_ok(), "it came later");
+    }
+
+    #[test]
+    fn a_folder_that_was_replaced_is_opened_anew() {
+        let above = tempfile::tempdir().unwrap();
+        let folder = above.path().join("tier");
+        let place = format!("[[tier]]\nname = \"a\"\nplace = \"{}\"\n", folder.display());
+        let tiers = open(&place).unwrap();
+        let tier = tiers.tier(0).unwrap();
+        tiers.root(0).unwrap().store.put("old", b"1").unwrap();
+        assert!(!tier.was_replaced());
+        std::fs::rename(&folder, above.path().join("aside")).unwrap();
+        assert!(tier.was_replaced() && tiers.found(0).unwrap().is_none());
+        std::fs::create_dir(&folder).unwrap();
+        assert!(!tier.was_replaced(), "it is not open");
+        let store = tiers.root(0).unwrap().store;
+        store.put("new", b"2").unwrap();
+        assert!(folder.join("new").is_file() && !folder.join("old").exists());
     }
 
     #[test]

@@ -76,7 +76,7 @@ fn try_hop(shared: &Shared, moving: &Moving) -> Result<HopReport> {
 fn log(shared: &Shared, order: &Order, report: &HopReport, durable: bool) {
     let tier = |number| shared.tiers.tier(number).ok();
     let place = |number| tier(number).map(|tier| tier.config.place.clone());
-    let root = shared.tiers.root(order.to).ok();
+    let root = shared.tiers.existing(order.to).ok();
     let note = format!("{} bytes sent", report.bytes_sent);
     let note = if durable { note } else { note + "; may not survive a loss of power" };
     let note = match order.replaces {
@@ -135,7 +135,7 @@ fn is_of_store(error: &Error) -> bool {
 
 /// The tier whose place the error names; the destination where none is named.
 fn at_fault(shared: &Shared, order: &Order, error: &Error) -> usize {
-    let name = |tier| shared.tiers.root(tier).map(|root| root.store.name()).unwrap_or_default();
+    let name = |tier| shared.tiers.existing(tier).map(|root| root.store.name()).unwrap_or_default();
     let place = error.place().unwrap_or_default();
     let names = |tier| {
         let name = name(tier);

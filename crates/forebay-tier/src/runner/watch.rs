@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_error::{Code, Result};
+use forebay_error::{Code, Error, Result};
 use forebay_store::Abilities;
 
 use super::sight::{Looker, Sight};
@@ -81,7 +81,7 @@ fn next(shared: &Shared, number: usize, due: Instant) -> Option<BTreeSet<u64>> {
 
 /// A look, and what the store honours, if it was asked now: in words, and whether commits can be made there.
 type Looked = (Sight, Option<(Vec<String>, bool)>);
-type Trouble = (Option<u64>, Arc<forebay_error::Error>);
+type Trouble = (Option<u64>, Arc<Error>);
 type Troubles = Vec<Trouble>;
 
 fn is_same((step, error): &Trouble, (other_step, other): &Trouble) -> bool {
@@ -137,9 +137,22 @@ fn look(
     stale: &BTreeSet<u64>,
 ) -> Result<Looked> {
     let tier = shared.tiers.tier(number)?;
-    let root = shared.tiers.root(number)?;
-    let sight = looker.look(&root, tier.folder.as_deref(), stale, &shared.stop);
-    let sight = sight.inspect_err(|_| tier.close())?;
+    let replaced = tier.was_replaced();
+    if replaced {
+        *looker = Looker::default();
+    }
+    let folder = tier.folder.as_deref();
+    let sight = match shared.tiers.found(number)? {
+        Some(root) => looker.look(&root, folder, stale, &shared.stop),
+        None => Ok(Sight::of_nothing(folder)),
+    };
+    let mut sight = sight.inspect_err(|_| tier.close())?;
+    if replaced {
+        let what = "the folder is another one than before: what is there now counts";
+        let error = Error::new(Code::FileChanged, what).at(tier.config.place.clone());
+        sight.troubles.push((None, Arc::new(error)));
+    }
+    let Some(root) = shared.tiers.found(number)? else { return Ok((sight, None)) };
     let known = shared.lock().tiers.get(number).is_some_and(|tier| !tier.notes.is_empty());
     let found = (!known).then(|| {
         let can = root.store.abilities();

@@ -111,10 +111,17 @@ fn a_promoted_step_is_a_checkpoint_by_itself_and_stays() {
     }
     let exported = names(&far_folder.path().join("golden-safetensors"));
     assert!(exported.iter().any(|name| name.ends_with(".safetensors")), "{exported:?}");
-    // Again is as good as once; another step under that name is refused.
-    runner.act(&promote(1, "golden", None, false), "me").unwrap();
+    // Again is as good as once, with what is exported; another step under that name is refused.
+    let again = runner.act(&promote(1, "golden", None, true), "me").unwrap();
+    assert_eq!((&again.done, again.notes.len()), (&outcome.done, 1));
     let taken = runner.act(&promote(2, "golden", None, false), "me").unwrap_err();
-    assert_eq!(taken.code(), Code::LostCommit);
+    assert_eq!((taken.code(), taken.hints().len()), (Code::LostCommit, 1), "{taken:?}");
+    // An export of something else is not taken for one of this.
+    std::fs::create_dir(far_folder.path().join("gold-safetensors")).unwrap();
+    for export in [true, false, true] {
+        let stale = runner.act(&promote(1, "gold", None, export), "me").unwrap_err();
+        assert_eq!(stale.code(), Code::AlreadyExists);
+    }
     let elsewhere = tempfile::tempdir().unwrap();
     let to = elsewhere.path().join("models");
     runner.act(&promote(2, "best", Some(&to), false), "me").unwrap();

@@ -57,7 +57,7 @@ fn steps_that_are_saved_again_after_a_return_replace_the_older_ones_on_every_tie
 fn others(stores: &[Arc<dyn Store>]) -> Vec<Other> {
     let open = |store: &Arc<dyn Store>| {
         let store = Arc::clone(store);
-        Box::new(move || Ok(root(store))) as Other
+        Box::new(move || Ok(Some(root(store)))) as Other
     };
     stores.iter().map(open).collect()
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_store::fault::{Fault, FaultStore, Plan};
 use forebay_store::{MemoryStore, Store};
-use forebay_tier::runner::Admitted;
+use forebay_tier::runner::{Action, Admitted, Duties, Runner, Tiers};
 use forebay_tier::status::{CopyState, Health};
 
 use crate::setup::{LONG, Switch, config, save_all, start, tables, tier, until};
@@ -69,4 +69,48 @@ fn a_save_that_comes_before_the_first_look_is_not_taken_for_an_empty_one() {
     // Where nothing was saved yet there is room for anything.
     let new = start(&config(&text), &[memory(), memory()]);
     assert_eq!(new.admit_next(LONG).unwrap(), Admitted::Save(0));
+}
+
+/// Two tiers in folders that are not there yet.
+fn two_folders(above: &std::path::Path) -> Arc<Tiers> {
+    let table = |name: &str| {
+        format!("[[tier]]\nname = \"{name}\"\nplace = \"{}\"\n", above.join(name).display())
+    };
+    Tiers::open(&config(&(table("near") + &table("far")))).unwrap()
+}
+
+#[test]
+fn who_only_looks_makes_no_folder() {
+    let above = tempfile::tempdir().unwrap();
+    let (near, far) = (above.path().join("near"), above.path().join("far"));
+    let tiers = two_folders(above.path());
+    let runner = Runner::start_with(Arc::clone(&tiers), Duties::Look).unwrap();
+    assert!(runner.look(LONG));
+    let status = runner.status();
+    assert!(status.tiers.iter().all(|tier| tier.health == Health::Ok && tier.free_bytes.is_some()));
+    assert!(runner.act(&Action::Prune { dry_run: true }, "me").unwrap().removed.is_empty());
+    assert!(runner.act(&Action::Unpin { name: "none".to_owned() }, "me").is_err());
+    runner.stop();
+    assert!(!near.exists() && !far.exists());
+    // What is moved there makes it.
+    save_all(&tiers.root(0).unwrap().store, &[1]);
+    assert!(near.exists() && !far.exists());
+    let runner = Runner::start(tiers).unwrap();
+    crate::setup::settle(&runner);
+    assert!(far.join("step-1/.metadata").is_file());
+}
+
+#[test]
+fn a_folder_that_is_replaced_while_it_is_used_is_noticed() {
+    let above = tempfile::tempdir().unwrap();
+    let far = above.path().join("far");
+    let tiers = two_folders(above.path());
+    save_all(&tiers.root(0).unwrap().store, &[1]);
+    let runner = Runner::start(tiers).unwrap();
+    crate::setup::settle(&runner);
+    std::fs::rename(&far, above.path().join("lost")).unwrap();
+    std::fs::create_dir(&far).unwrap();
+    let status = until(&runner, "noticed", |_| far.join("step-1/.metadata").is_file());
+    let told = |error: &&forebay_tier::status::Trouble| error.code == "file_changed";
+    assert_eq!(status.errors.iter().filter(told).count(), 1, "{:#?}", status.errors);
 }

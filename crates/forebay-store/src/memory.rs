@@ -250,7 +250,17 @@ impl Store for MemoryStore {
             return Err(Error::new(Code::AlreadyExists, "the key is taken").at(shown(key)));
         }
         state.insert(key, Arc::clone(&blob))?;
-        Ok(Box::new(Data { key: key.to_owned(), blob }))
+        Ok(Box::new(Data { key: key.to_owned(), blob, begun: false }))
+    }
+
+    fn resume_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {
+        check_key(key)?;
+        let there = self.locked().objects.get(key).map(|held| Arc::clone(&held.blob));
+        let Some(blob) = there else { return self.create_data(key, bytes) };
+        if blob.len() != bytes || !blob.take_over() {
+            return Err(Error::new(Code::AlreadyExists, "the key is taken").at(shown(key)));
+        }
+        Ok(Box::new(Data { key: key.to_owned(), blob, begun: true }))
     }
 
     fn open_data(&self, key: &str) -> Result<Arc<dyn RangeSource>> {
@@ -267,11 +277,23 @@ impl Store for MemoryStore {
 struct Data {
     key: String,
     blob: Arc<Blob>,
+    /// By another writer.
+    begun: bool,
+}
+
+impl Drop for Data {
+    fn drop(&mut self) {
+        self.blob.let_go();
+    }
 }
 
 impl DataObject for Data {
     fn sink(&self) -> &dyn RangeSink {
         self
+    }
+
+    fn holds(&self, bytes: &[u8], offset: u64) -> Result<bool> {
+        Ok(self.begun && self.blob.holds(bytes, offset))
     }
 
     fn seal(&self) -> Result<()> {

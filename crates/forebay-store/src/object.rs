@@ -77,6 +77,15 @@ pub trait DataObject: Send + Sync {
     /// Where its bytes go. Ranges may be written from many threads at once, in any order, but may not overlap.
     fn sink(&self) -> &dyn RangeSink;
 
+    /// Whether the range has these very bytes from a writer before: then they need not be written, and may not be. It
+    /// is found out by what the store has, not by what anybody remembers: by reading it, or by the store's checksum of
+    /// it. False where that cannot be told, and for ranges that were written through this object.
+    ///
+    /// Errors: I/O.
+    fn holds(&self, _bytes: &[u8], _offset: u64) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Makes every byte that was written durable, with its name. Called once, after the last write. A failure is
     /// final: it is never tried again on the same object, since the system may have dropped the bytes.
     fn seal(&self) -> Result<()>;

@@ -94,6 +94,16 @@ pub trait Store: Send + Sync {
     /// store can, and fails with `no_space` if it is not to be had.
     fn create_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>>;
 
+    /// The same, or goes on with what a writer began under the key and did not seal, because it was killed or gave up:
+    /// [`DataObject::holds`] tells what of it is there. Dropped without [`DataObject::seal`] it stays to be gone on
+    /// with. Only one at a time may be open for a key, in all processes of this machine.
+    ///
+    /// Errors: those of [`create_data`](Self::create_data); `already_exists` also where its writer may be alive, or
+    /// what is there cannot be gone on with; `unsupported` where the store cannot tell: then use another key.
+    fn resume_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {
+        self.create_data(key, bytes)
+    }
+
     /// Opens an object for ranged reads. `not_found` where there is none.
     fn open_data(&self, key: &str) -> Result<Arc<dyn RangeSource>>;
 }
@@ -162,6 +172,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn create_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {
         (**self).create_data(key, bytes)
+    }
+
+    fn resume_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {
+        (**self).resume_data(key, bytes)
     }
 
     fn open_data(&self, key: &str) -> Result<Arc<dyn RangeSource>> {

@@ -397,6 +397,68 @@ fn what_a_killed_writer_uploaded_is_found_and_forgotten() {
     assert_eq!(left, ["a/bc"], "one whose key starts alike stays");
 }
 
+/// Goes on with an upload through a proxy that counts parts, and ends it; how many parts were held, how many sent.
+fn go_on(address: SocketAddr, url: &str, bytes: &[u8], piece: usize) -> (usize, u32) {
+    let sent = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&sent);
+    let address = proxy::start(address, move |request| {
+        let is_part = request.method == "PUT" && request.path.contains("partNumber");
+        count.fetch_add(u32::from(is_part), Ordering::SeqCst);
+        Action::Pass
+    });
+    let store = ObjectStore::open(url, &settings(address)).unwrap();
+    let data = store.resume_data("data", bytes.len() as u64).unwrap();
+    let mut held = 0;
+    for (at, range) in bytes.chunks(piece).enumerate() {
+        let offset = (at * piece) as u64;
+        match data.holds(range, offset).unwrap() {
+            true => held += 1,
+            false => write_all_at(data.sink(), range, offset).unwrap(),
+        }
+    }
+    data.seal().unwrap();
+    let source = store.open_data("data").unwrap();
+    let mut back = vec![0; bytes.len()];
+    read_exact_at(source.as_ref(), &mut back, 0).unwrap();
+    assert!(back == bytes);
+    assert!(store.unfinished("", 10).unwrap().is_empty());
+    (held, sent.load(Ordering::SeqCst))
+}
+
+#[test]
+fn an_upload_of_a_killed_writer_is_gone_on_with_part_by_part() {
+    const MIB: usize = 1 << 20;
+    let Some(server) = MOTO.as_ref() else { return };
+    let (address, bytes) = (server.server.address, pattern(36 * MIB));
+    // The same ranges as parts; ranges of their own, where parts are told when they are whole; other bytes.
+    for (piece, changed, expected) in
+        [(8 * MIB, false, (2, 3)), (5 * MIB, false, (0, 3)), (8 * MIB, true, (1, 4))]
+    {
+        let url = fresh_url();
+        let store = ObjectStore::open(&url, &settings(address)).unwrap();
+        let killed = store.resume_data("data", bytes.len() as u64).unwrap();
+        // The third part is not whole, so it was not sent.
+        write_all_at(killed.sink(), &bytes[..20 * MIB], 0).unwrap();
+        let until = Instant::now() + Duration::from_secs(20);
+        let other = ObjectStore::open(&url, &settings(address)).unwrap();
+        let has = |part: usize| {
+            let range = &bytes[part * 8 * MIB..(part + 1) * 8 * MIB];
+            let data = other.resume_data("data", bytes.len() as u64).unwrap();
+            data.holds(range, (part * 8 * MIB) as u64).unwrap()
+        };
+        while !has(0) || !has(1) {
+            assert!(Instant::now() < until, "the parts are not sent");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!has(2), "it was not sent");
+        // A process that is killed runs no destructors.
+        std::mem::forget(killed);
+        let mut bytes = bytes.clone();
+        bytes[5] ^= u8::from(changed);
+        assert_eq!(go_on(address, &url, &bytes, piece), expected, "ranges of {piece} bytes");
+    }
+}
+
 #[test]
 fn an_upload_that_fails_says_so_to_its_writers() {
     let behind = behind(|request| match request.path.contains("partNumber") {

@@ -310,3 +310,80 @@ fn killed_writers_leave_whole_objects_no_lock_and_temporary_files_that_are_known
     }
     assert!(seen > 10, "the writers wrote: {seen} of 40");
 }
+
+#[test]
+fn a_file_is_gone_on_with_from_the_last_range_that_is_as_it_should_be() {
+    let (folder, store) = store();
+    let bytes: Vec<u8> =
+        (0..4 << 20).map(|at: u32| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let range = |at: usize| &bytes[at << 20..(at + 1) << 20];
+    let begun = store.resume_data("d", 4 << 20).unwrap();
+    for at in [0, 1, 3] {
+        write_all_at(begun.sink(), range(at), (at as u64) << 20).unwrap();
+    }
+    drop(begun);
+    let again = store.resume_data("d", 4 << 20).unwrap();
+    let held: Vec<bool> =
+        (0..4).map(|at| again.holds(range(at), (at as u64) << 20).unwrap()).collect();
+    assert_eq!(held, [true, true, false, false], "what comes after a gap is not looked at");
+    for at in [2, 3] {
+        write_all_at(again.sink(), range(at), (at as u64) << 20).unwrap();
+    }
+    again.seal().unwrap();
+    assert!(fs::read(folder.path().join("d")).unwrap() == bytes);
+}
+
+#[test]
+fn a_file_that_may_be_somebodys_is_not_gone_on_with() {
+    let (folder, store) = store();
+    let other = PosixStore::open(folder.path()).unwrap();
+    let refused = |key: &str, bytes: u64| {
+        other.resume_data(key, bytes).map(|_| ()).unwrap_err().code() == Code::AlreadyExists
+    };
+    let begun = store.resume_data("d", 1000).unwrap();
+    assert!(refused("d", 1000), "its writer lives");
+    drop(begun);
+    assert!(refused("d", 999), "longer than it should be");
+    drop(other.resume_data("d", 1000).unwrap());
+    // Killed between the two steps of its publication: one file under two names.
+    fs::hard_link(folder.path().join("d"), folder.path().join("published")).unwrap();
+    assert!(refused("d", 1000), "it has been published");
+    symlink("d", folder.path().join("link")).unwrap();
+    assert!(other.resume_data("link", 1000).is_err());
+    fs::create_dir(folder.path().join("folder")).unwrap();
+    assert!(other.resume_data("folder", 1000).is_err());
+}
+
+/// The child that the test below kills.
+#[test]
+fn writes_until_it_is_killed() {
+    let Some(folder) = std::env::var_os("FOREBAY_TEST_KILLED") else { return };
+    let store = PosixStore::open(Path::new(&folder)).unwrap();
+    let begun = store.resume_data("d", 1 << 20).unwrap();
+    write_all_at(begun.sink(), &[7; 1000], 0).unwrap();
+    fs::write(Path::new(&folder).join("ready"), b"").unwrap();
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn what_a_killed_process_wrote_is_gone_on_with_once_it_is_dead() {
+    let (folder, store) = store();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["writes_until_it_is_killed", "--exact"])
+        .env("FOREBAY_TEST_KILLED", folder.path())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while !folder.path().join("ready").exists() {
+        assert!(Instant::now() < until, "the child does not write");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let error = store.resume_data("d", 1 << 20).map(|_| ()).unwrap_err();
+    assert_eq!(error.code(), Code::AlreadyExists);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let again = store.resume_data("d", 1 << 20).unwrap();
+    assert!(again.holds(&[7; 1000], 0).unwrap());
+    assert!(!again.holds(&[7; 1000], 1000).unwrap());
+}

@@ -258,12 +258,7 @@ impl Client {
         bytes: &Bytes,
         put: &PutAsk<'_>,
     ) -> Result<(Put, Note), Failed> {
-        let path = self.path(key).map_err(|error| Failed {
-            kind: Kind::Permanent,
-            unsure: false,
-            status: None,
-            error,
-        })?;
+        let path = self.path(key).map_err(Failed::permanent)?;
         let request = || {
             let mut options = PutOptions { mode: put.mode.clone(), ..PutOptions::default() };
             let write = Attribute::Metadata(WRITE.into());

@@ -41,6 +41,13 @@ pub(super) struct Failed {
     pub(super) error: Error,
 }
 
+impl Failed {
+    /// One that was found out here.
+    pub(super) fn permanent(error: Error) -> Self {
+        Self { kind: Kind::Permanent, unsure: false, status: None, error }
+    }
+}
+
 impl From<Failed> for Error {
     fn from(failed: Failed) -> Self {
         failed.error

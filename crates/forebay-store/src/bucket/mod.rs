@@ -7,6 +7,7 @@
 //! | `publish` | the staged object is read and PUT conditionally, then removed: see [`publish`] |
 //! | `remove`, `discard` | DELETE, of a thousand at once where the store can |
 //! | `create_data` | multipart upload, complete with `seal`: see [`upload`] |
+//! | `resume_data` | the same upload, part by part, on S3: see [`resume`] |
 //! | `unfinished` | the list of multipart uploads, on S3: see [`unfinished`] |
 //! | `open_data` | ranged GETs of one version: see [`download`] |
 //! | ages | `Date` of the answer less `Last-Modified`: see [`listing`] |
@@ -33,6 +34,7 @@ mod profile;
 mod publish;
 mod ranges;
 mod renewal;
+mod resume;
 mod retry;
 mod room;
 mod runtime;
@@ -135,6 +137,14 @@ impl ObjectStore {
 
     fn run<T>(&self, future: impl Future<Output = T>) -> T {
         runtime::wait(&self.client.handle, future)
+    }
+
+    fn start_upload(&self, key: &str, upload: upload::Upload) -> Result<Box<dyn DataObject>> {
+        if self.run(self.client.look(key))?.is_some_and(|there| !there.is_removed()) {
+            let what = "the key is taken";
+            return Err(Error::new(Code::AlreadyExists, what).at(self.client.place(key)));
+        }
+        Ok(Box::new(upload))
     }
 
     /// Fails where the store is known not to do what a call rests on.
@@ -280,12 +290,12 @@ impl Store for ObjectStore {
 
     fn create_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {
         check_key(key)?;
-        let upload = upload::Upload::new(&self.client, key, bytes)?;
-        if self.run(self.client.look(key))?.is_some_and(|there| !there.is_removed()) {
-            let what = "the key is taken";
-            return Err(Error::new(Code::AlreadyExists, what).at(self.client.place(key)));
-        }
-        Ok(Box::new(upload))
+        self.start_upload(key, upload::Upload::new(&self.client, key, bytes)?)
+    }
+
+    fn resume_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {
+        check_key(key)?;
+        self.start_upload(key, upload::Upload::resumed(&self.client, key, bytes)?)
     }
 
     fn open_data(&self, key: &str) -> Result<Arc<dyn RangeSource>> {

@@ -10,6 +10,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use forebay_error::{Code, Error, Result};
 use http::Method;
 use object_store::Error as Raw;
@@ -42,6 +43,17 @@ pub(super) struct Unfinished {
     pub(super) key: String,
     id: String,
     age: Duration,
+}
+
+impl Unfinished {
+    pub(super) fn new(key: &str, id: &str) -> Self {
+        Self { key: key.to_owned(), id: id.to_owned(), age: Duration::ZERO }
+    }
+
+    /// The store's name of it.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -78,8 +90,18 @@ impl Uploads {
     }
 
     /// One request; the body of a good answer.
-    async fn ask(&self, method: Method, url: &Url) -> object_store::Result<Vec<u8>> {
-        let mut request = HttpRequest::new(HttpRequestBody::empty());
+    pub(super) async fn ask(&self, method: Method, url: &Url) -> object_store::Result<Vec<u8>> {
+        self.ask_with(method, url, Bytes::new()).await
+    }
+
+    /// One that has a body.
+    pub(super) async fn ask_with(
+        &self,
+        method: Method,
+        url: &Url,
+        body: Bytes,
+    ) -> object_store::Result<Vec<u8>> {
+        let mut request = HttpRequest::new(HttpRequestBody::from(body));
         *request.method_mut() = method;
         *request.uri_mut() = url.as_str().parse().map_err(generic)?;
         if let Some(provider) = &self.credentials {
@@ -115,7 +137,8 @@ impl Uploads {
         url
     }
 
-    fn of(&self, key: &str, id: &str) -> Result<Url> {
+    /// The URL of an upload; `key` with the store's prefix.
+    pub(super) fn of(&self, key: &str, id: &str) -> Result<Url> {
         let mut url = self.bucket.clone();
         let no_path = || Error::new(Code::Unsupported, "the store's URL takes no keys");
         url.path_segments_mut().map_err(|()| no_path())?.pop_if_empty().extend(key.split('/'));
@@ -124,7 +147,7 @@ impl Uploads {
     }
 }
 
-fn generic(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Raw {
+pub(super) fn generic(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Raw {
     Raw::Generic { store: "S3", source: source.into() }
 }
 
@@ -137,10 +160,7 @@ impl Client {
     /// Uploads whose key starts with `prefix`, relative to the store; none where the store cannot list them.
     pub(super) async fn unfinished(&self, prefix: &str, limit: usize) -> Result<Vec<Unfinished>> {
         let Some(uploads) = &self.uploads_by_hand else { return Ok(Vec::new()) };
-        let below = match self.prefix.is_empty() {
-            true => prefix.to_owned(),
-            false => format!("{}/{prefix}", self.prefix),
-        };
+        let below = self.full(prefix);
         let mut found = Vec::new();
         let mut after: Option<(String, String)> = None;
         loop {
@@ -184,6 +204,14 @@ impl Client {
         quick_xml::de::from_str(text).map_err(|_| wrong("no XML of that kind"))
     }
 
+    /// The bucket's key of a key.
+    pub(super) fn full(&self, key: &str) -> String {
+        match self.prefix.is_empty() {
+            true => key.to_owned(),
+            false => format!("{}/{key}", self.prefix),
+        }
+    }
+
     /// A bucket's key, relative to the store.
     fn key_of(&self, key: &str) -> Option<String> {
         match self.prefix.is_empty() {
@@ -195,11 +223,7 @@ impl Client {
     /// Has the store forget an upload with its parts. One that is not there any more is fine.
     pub(super) async fn forget(&self, upload: &Unfinished) -> Result<()> {
         let Some(uploads) = &self.uploads_by_hand else { return Ok(()) };
-        let full = match self.prefix.is_empty() {
-            true => upload.key.clone(),
-            false => format!("{}/{}", self.prefix, upload.key),
-        };
-        let url = uploads.of(&full, &upload.id)?;
+        let url = uploads.of(&self.full(&upload.key), &upload.id)?;
         let ask = self.ask("cannot abort an unfinished upload", &upload.key, 0);
         match self.retries.ask(&ask, || uploads.ask(Method::DELETE, &url)).await {
             Ok(_) => Ok(()),

@@ -9,32 +9,31 @@
 //! takes it (with TLS, the cipher's output is a second copy). **Memory** is bounded by [`Room`](super::room).
 //!
 //! Nothing is under the key before [`seal`](DataObject::seal) completes the upload. A drop without it aborts the
-//! upload, so that the store keeps no parts; parts of a writer that was killed are the bucket's lifecycle rule's to
-//! remove.
+//! upload, so that the store keeps no parts, unless it was started to be gone on with ([`resume`](super::resume));
+//! parts of a writer that was killed are a collector's, or the bucket's lifecycle rule's, to remove.
+
+mod finish;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_engine::RangeSink;
 use forebay_error::{Code, Error, Result};
+use object_store::PutPayload;
 use object_store::multipart::PartId;
 use object_store::path::Path;
-use object_store::{PutMode, PutPayload};
 use tokio::sync::OnceCell;
 use tokio::task::AbortHandle;
 
-use super::client::{Client, PutAsk};
-use super::failure::Kind;
+use super::client::Client;
+use super::failure::{Failed, Kind};
+use super::resume::Begun;
 use super::retry::Ask;
 use super::room::Taken;
 use super::runtime::wait;
 use crate::object::DataObject;
-
-/// Most time that a drop spends on telling the store.
-const ABORT_TIME: Duration = Duration::from_secs(10);
 
 /// See the module.
 pub(super) struct Upload {
@@ -51,6 +50,12 @@ struct Shared {
     parts: Vec<Mutex<Part>>,
     /// The store's name of the upload.
     id: OnceCell<String>,
+    /// What another process has sent of it.
+    begun: Option<Begun>,
+    /// Whether a drop leaves the parts, to be gone on with.
+    keeps: bool,
+    /// What was gone on with cannot be: it is aborted all the same.
+    spoiled: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -58,6 +63,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     ids: Vec<Option<PartId>>,
+    /// Of an upload that is gone on with: what its parts are to sum up to.
+    sums: Vec<Option<String>>,
     flying: usize,
     failed: Option<Error>,
     tasks: Vec<AbortHandle>,
@@ -73,6 +80,15 @@ enum Part {
 impl Upload {
     /// Errors: `already_exists` where this process writes the key already; `unsupported` for more than parts can hold.
     pub(super) fn new(client: &Arc<Client>, key: &str, bytes: u64) -> Result<Self> {
+        Self::start(client, key, bytes, false)
+    }
+
+    /// The same, or one that another process began: see [`resume`](super::resume).
+    pub(super) fn resumed(client: &Arc<Client>, key: &str, bytes: u64) -> Result<Self> {
+        Self::start(client, key, bytes, true)
+    }
+
+    fn start(client: &Arc<Client>, key: &str, bytes: u64, keeps: bool) -> Result<Self> {
         let path = client.path(key)?;
         let part_bytes = client.settings.part_bytes_of(bytes);
         let count = usize::try_from(bytes.div_ceil(part_bytes)).unwrap_or(usize::MAX);
@@ -81,7 +97,12 @@ impl Upload {
             return Err(Error::new(Code::AlreadyExists, "the key is taken").at(client.place(key)));
         }
         drop(writing);
-        let state = State { ids: vec![None; count], ..State::default() };
+        let begun = match keeps && count > 1 {
+            true => wait(&client.handle, client.begun(key, &|at| part_len(bytes, part_bytes, at))),
+            false => None,
+        };
+        let id = begun.as_ref().map(|begun| begun.id.clone());
+        let state = State { ids: vec![None; count], sums: vec![None; count], ..State::default() };
         let shared = Shared {
             client: Arc::clone(client),
             key: key.to_owned(),
@@ -89,12 +110,21 @@ impl Upload {
             bytes,
             part_bytes,
             parts: (0..count).map(|_| Mutex::new(Part::Untouched)).collect(),
-            id: OnceCell::new(),
+            id: OnceCell::new_with(id),
+            begun,
+            keeps,
+            spoiled: AtomicBool::new(false),
             state: Mutex::new(state),
             changed: Condvar::new(),
         };
         Ok(Self { shared: Arc::new(shared), sealed: AtomicBool::new(false) })
     }
+}
+
+/// Of a part of an object; `None` past its end.
+fn part_len(bytes: u64, part_bytes: u64, index: usize) -> Option<u64> {
+    let start = (index as u64).checked_mul(part_bytes)?;
+    Some(bytes.checked_sub(start)?.min(part_bytes)).filter(|len| *len > 0)
 }
 
 impl Shared {
@@ -103,9 +133,46 @@ impl Shared {
     }
 
     fn part_len(&self, index: usize) -> usize {
-        let start = index as u64 * self.part_bytes;
-        let len = self.bytes.saturating_sub(start).min(self.part_bytes);
+        let len = part_len(self.bytes, self.part_bytes, index).unwrap_or(0);
         usize::try_from(len).unwrap_or(usize::MAX)
+    }
+
+    /// Whether the store has these bytes as whole parts that nobody here has touched: they are done then.
+    fn has(&self, bytes: &[u8], offset: u64) -> bool {
+        let Some(begun) = &self.begun else { return false };
+        if bytes.is_empty() || !offset.is_multiple_of(self.part_bytes) {
+            return false;
+        }
+        let first = usize::try_from(offset / self.part_bytes).unwrap_or(usize::MAX);
+        let (mut rest, mut sums) = (bytes, Vec::new());
+        while let Some(slot) = self.parts.get(first + sums.len()).filter(|_| !rest.is_empty()) {
+            let index = first + sums.len();
+            let Some((piece, after)) = rest.split_at_checked(self.part_len(index)) else {
+                return false;
+            };
+            let sum = begun.kind.of(piece);
+            if !begun.has(index, &sum) || !matches!(*lock(slot), Part::Untouched) {
+                return false;
+            }
+            sums.push(sum);
+            rest = after;
+        }
+        if !rest.is_empty() {
+            return false;
+        }
+        for (at, sum) in sums.into_iter().enumerate() {
+            if let Some(slot) = self.parts.get(first + at) {
+                *lock(slot) = Part::Sent;
+            }
+            self.note_sum(first + at, sum);
+        }
+        true
+    }
+
+    fn note_sum(&self, index: usize, sum: String) {
+        if let Some(slot) = self.state().sums.get_mut(index) {
+            *slot = Some(sum);
+        }
     }
 
     fn check(&self) -> Result<()> {
@@ -191,90 +258,29 @@ impl Shared {
             client.uploads.moved(len);
             return Ok(None);
         }
+        if let Some(begun) = &self.begun {
+            let sum = begun.kind.of(&bytes);
+            let has = begun.has(index, &sum);
+            self.note_sum(index, sum);
+            if has {
+                return Ok(None);
+            }
+        }
         let id = self.id.get_or_try_init(|| self.begin()).await?;
         let request = || {
             let payload = PutPayload::from(bytes.clone());
             client.multipart.put_part(&self.path, id, index, payload)
         };
-        let (part, _) = client.retries.ask(&ask, request).await?;
+        let sent = client.retries.ask(&ask, request).await;
+        let (part, _) = sent.inspect_err(|failed| self.note_failure(failed))?;
         client.uploads.moved(len);
         Ok(Some(part))
     }
 
-    async fn put_whole(&self, bytes: &Bytes) -> Result<()> {
-        let write = self.client.unique();
-        let put = PutAsk {
-            what: "cannot upload an object",
-            mode: PutMode::Overwrite,
-            write: &write,
-            until: None,
-            tampered: None,
-        };
-        self.client.put_small(&self.key, bytes, &put).await?;
-        Ok(())
-    }
-
-    async fn begin(&self) -> Result<String> {
-        let ask = self.client.ask("cannot begin an upload", &self.key, 0);
-        let request = || self.client.multipart.create_multipart(&self.path);
-        let (id, _) = self.client.retries.ask(&ask, request).await?;
-        Ok(id)
-    }
-
-    /// Waits until nothing is on its way.
-    fn landed(&self) -> Result<Vec<PartId>> {
-        let mut state = self.state();
-        while state.flying > 0 && state.failed.is_none() {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        if let Some(error) = &state.failed {
-            return Err(error.again());
-        }
-        Ok(state.ids.iter_mut().filter_map(Option::take).collect())
-    }
-
-    async fn complete(&self, parts: Vec<PartId>) -> Result<()> {
-        let Some(id) = self.id.get() else {
-            return if self.parts.is_empty() {
-                self.put_whole(&Bytes::new()).await
-            } else {
-                Ok(())
-            };
-        };
-        if parts.len() != self.parts.len() {
-            let what = format!("{} of {} parts were uploaded", parts.len(), self.parts.len());
-            return Err(Error::new(Code::Io, what).at(self.client.place(&self.key)));
-        }
-        let request = || self.client.multipart.complete_multipart(&self.path, id, parts.clone());
-        let ask = self.client.ask("cannot complete an upload", &self.key, self.bytes / 64);
-        let Err(failed) = self.client.retries.ask(&ask, request).await else { return Ok(()) };
-        // The store forgets an upload that is complete: no such upload may mean that an earlier try was heard.
-        if failed.unsure || failed.kind == Kind::NotFound {
-            let there = self.client.look(&self.key).await?;
-            if there.is_some_and(|there| there.bytes == self.bytes && !there.is_removed()) {
-                return Ok(());
-            }
-        }
-        Err(failed.error)
-    }
-
-    fn abort(&self) {
-        for task in self.state().tasks.drain(..) {
-            task.abort();
-        }
-        for part in &self.parts {
-            *lock(part) = Part::Sent;
-        }
-        let Some(id) = self.id.get() else { return };
-        let aborted = wait(&self.client.handle, async {
-            let request = || self.client.multipart.abort_multipart(&self.path, id);
-            let ask = self.client.ask("cannot abort an upload", &self.key, 0);
-            tokio::time::timeout(ABORT_TIME, self.client.retries.ask(&ask, request)).await
-        });
-        match aborted {
-            Ok(Ok(_)) => {}
-            Ok(Err(failed)) => tracing::warn!(error = %failed.error, "parts of an upload stay"),
-            Err(_) => tracing::warn!(key = self.key, "parts of an upload stay: no answer in time"),
+    /// An upload of another process that this one cannot add to would be met again at each new try.
+    fn note_failure(&self, failed: &Failed) {
+        if self.begun.is_some() && !matches!(failed.kind, Kind::Transient { .. }) {
+            self.spoiled.store(true, Ordering::Release);
         }
     }
 }
@@ -282,6 +288,10 @@ impl Shared {
 impl DataObject for Upload {
     fn sink(&self) -> &dyn RangeSink {
         self
+    }
+
+    fn holds(&self, bytes: &[u8], offset: u64) -> Result<bool> {
+        Ok(self.shared.has(bytes, offset))
     }
 
     fn seal(&self) -> Result<()> {

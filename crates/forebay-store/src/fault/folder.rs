@@ -113,6 +113,10 @@ impl Files for FaultFiles {
         }
     }
 
+    fn open_alone(&self, path: &str) -> Result<(Handle, bool), Errno> {
+        self.call(Call::Open, path, || self.real.open_alone(path))
+    }
+
     fn reserve(&self, handle: &Handle, len: u64) -> Result<(), Errno> {
         self.call(Call::Fallocate, "", || self.real.reserve(handle, len))
     }

@@ -44,6 +44,12 @@ impl DataObject for FaultData {
         self
     }
 
+    fn holds(&self, bytes: &[u8], offset: u64) -> Result<bool> {
+        let step = self.client.step(Action::Read, When::Before, &self.key);
+        step.map_err(|refusal| refusal.into_error(&self.place))?;
+        self.inner.holds(bytes, offset)
+    }
+
     fn seal(&self) -> Result<()> {
         change(&self.client, Action::Seal, &self.key, &self.place, |()| true, || self.inner.seal())
     }

@@ -185,6 +185,13 @@ impl<S: Store + ?Sized> Store for FaultStore<S> {
         Ok(Box::new(FaultData::new(data, client, key.to_owned(), self.place(key))))
     }
 
+    fn resume_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {
+        let resume = || self.inner.resume_data(key, bytes);
+        let data = self.change(Action::CreateData, key, |_| true, resume)?;
+        let client = Arc::clone(&self.client);
+        Ok(Box::new(FaultData::new(data, client, key.to_owned(), self.place(key))))
+    }
+
     fn open_data(&self, key: &str) -> Result<Arc<dyn RangeSource>> {
         let source = self.look(Action::OpenData, key, || self.inner.open_data(key))?;
         Ok(Arc::new(FaultSource::new(source, Arc::clone(&self.client), key.to_owned())))

@@ -16,16 +16,34 @@ struct Content {
     bytes: Vec<u8>,
     /// Counts writes and the loss of the key.
     changes: u64,
+    /// A data object is open for it.
+    is_open: bool,
 }
 
 impl Blob {
     pub(super) fn of(bytes: &[u8]) -> Self {
-        let content = Content { bytes: bytes.to_vec(), changes: 0 };
+        let content = Content { bytes: bytes.to_vec(), changes: 0, is_open: false };
         Self { len: bytes.len() as u64, content: Mutex::new(content) }
     }
 
     pub(super) fn reserved(len: u64) -> Self {
-        Self { len, content: Mutex::new(Content { bytes: Vec::new(), changes: 0 }) }
+        let content = Content { bytes: Vec::new(), changes: 0, is_open: true };
+        Self { len, content: Mutex::new(content) }
+    }
+
+    /// Makes the caller its writer, if it has none.
+    pub(super) fn take_over(&self) -> bool {
+        !std::mem::replace(&mut self.locked().is_open, true)
+    }
+
+    /// Its writer goes.
+    pub(super) fn let_go(&self) {
+        self.locked().is_open = false;
+    }
+
+    pub(super) fn holds(&self, bytes: &[u8], offset: u64) -> bool {
+        let mut there = vec![0; bytes.len()];
+        self.read_at(&mut there, offset) == bytes.len() && there == bytes
     }
 
     pub(super) fn len(&self) -> u64 {

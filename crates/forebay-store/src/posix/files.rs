@@ -10,14 +10,14 @@ use std::io;
 use std::sync::Arc;
 
 use forebay_engine::{FileSink, RangeSink};
-use rustix::fd::OwnedFd;
+use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use super::direct::{Direct, is_in_memory};
 use super::root::Root;
 
-/// A file that was made by [`Files::create`], open for writing.
+/// A file that was made by [`Files::create`], or opened by [`Files::open_alone`], for writing.
 pub(crate) struct Handle {
     pub(crate) file: File,
     /// What a recording calls its inode.
@@ -41,6 +41,9 @@ pub(crate) trait Files: Send + Sync {
     fn make_folder(&self, path: &str) -> Result<(), Errno>;
     /// Makes a file where nothing is.
     fn create(&self, path: &str) -> Result<Handle, Errno>;
+    /// Opens a file that is there, or makes it, and locks it (flock) until the handle is dropped; whether it was made.
+    /// `WOULDBLOCK` where another has it open so.
+    fn open_alone(&self, path: &str) -> Result<(Handle, bool), Errno>;
     /// pwrite, direct where that suits.
     fn write_at(&self, handle: &Handle, bytes: &[u8], offset: u64) -> io::Result<usize>;
     /// A hint to start writing a range to the device.
@@ -94,6 +97,30 @@ impl Files for RealFiles {
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(folder, name, flags, Mode::from_raw_mode(0o666))?;
         Ok(Handle { file: File::from(fd), node: 0, direct: Direct::default() })
+    }
+
+    fn open_alone(&self, path: &str) -> Result<(Handle, bool), Errno> {
+        let (folder, name) = self.root.parent(path)?;
+        let (handle, made) = match self.create(path) {
+            Ok(handle) => (handle, true),
+            Err(Errno::EXIST) => {
+                let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+                let fd = rustix::fs::openat(&folder, name, flags, Mode::empty())?;
+                (Handle { file: File::from(fd), node: 0, direct: Direct::default() }, false)
+            }
+            Err(errno) => return Err(errno),
+        };
+        match rustix::fs::flock(&handle.file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) if is_named(&handle.file, &folder, name)? => Ok((handle, made)),
+            // Its name went to another file, or to none, since it was opened.
+            Ok(()) | Err(Errno::WOULDBLOCK) => Err(Errno::WOULDBLOCK),
+            Err(errno) => {
+                if made {
+                    self.remove(path)?;
+                }
+                Err(errno)
+            }
+        }
     }
 
     fn write_at(&self, handle: &Handle, bytes: &[u8], offset: u64) -> io::Result<usize> {
@@ -183,7 +210,7 @@ fn open_lock(folder: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
 }
 
 /// Whether a name is still that of an open file.
-fn is_named(fd: &OwnedFd, folder: &OwnedFd, name: &str) -> Result<bool, Errno> {
+fn is_named(fd: impl AsFd, folder: &OwnedFd, name: &str) -> Result<bool, Errno> {
     let held = rustix::fs::fstat(fd)?;
     match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(named) => Ok((named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)),

@@ -11,6 +11,7 @@
 //! | `remove` | unlink, fsync of the folder; folders that are empty then go |
 //! | `discard` | unlink; not durable |
 //! | `create_data` | O_EXCL under its own key, fallocate; `seal` is fsync of file and folder |
+//! | `resume_data` | the same file, under flock(2): see [`data`] |
 //!
 //! What is promised beyond the interface, and what is not:
 //!
@@ -224,6 +225,11 @@ impl Store for PosixStore {
     fn create_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {
         check_key(key)?;
         self.create_data_file(key, bytes)
+    }
+
+    fn resume_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {
+        check_key(key)?;
+        self.resume_data_file(key, bytes)
     }
 
     fn open_data(&self, key: &str) -> Result<Arc<dyn RangeSource>> {

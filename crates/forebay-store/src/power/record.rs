@@ -158,6 +158,20 @@ impl Files for Recorder {
         Ok(handle)
     }
 
+    fn open_alone(&self, path: &str) -> Result<(Handle, bool), Errno> {
+        let mut notes = self.notes();
+        let (mut handle, made) = self.real.open_alone(path)?;
+        if made {
+            handle.node = notes.number();
+            let node = handle.node;
+            notes.set(path, Some(Target::File(node)))?;
+        } else {
+            let Target::File(node) = notes.target(path)? else { return Err(Errno::INVAL) };
+            handle.node = node;
+        }
+        Ok((handle, made))
+    }
+
     fn write_at(&self, handle: &Handle, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let mut notes = self.notes();
         let written = self.real.write_at(handle, bytes, offset)?;

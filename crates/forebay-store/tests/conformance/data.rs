@@ -55,6 +55,30 @@ pub(crate) fn a_key_is_written_by_one(place: &Place) {
     assert_eq!(error.code(), Code::NotFound);
 }
 
+/// Whether anything is kept is the store's to say; that what it keeps is right is the suite's.
+pub(crate) fn what_was_begun_is_gone_on_with(place: &Place) {
+    let bytes: Vec<u8> = (0..30_000).map(pattern).collect();
+    let begun = place.store.resume_data("d", 30_000).unwrap();
+    assert!(!begun.holds(&bytes[..10_000], 0).unwrap(), "nothing is there yet");
+    write_all_at(begun.sink(), &bytes[..10_000], 0).unwrap();
+    // Wrong bytes, as a torn write leaves them.
+    write_all_at(begun.sink(), &[0xee; 5000], 10_000).unwrap();
+    let error = place.store.resume_data("d", 30_000).map(|_| ()).unwrap_err();
+    assert_eq!(error.code(), Code::AlreadyExists, "its writer lives: {error:?}");
+    drop(begun);
+    let again = place.store.resume_data("d", 30_000).unwrap();
+    for (at, piece) in bytes.chunks(5000).enumerate() {
+        let held = again.holds(piece, at as u64 * 5000).unwrap();
+        assert!(!held || at < 2, "range {at} was never written");
+        if !held {
+            write_all_at(again.sink(), piece, at as u64 * 5000).unwrap();
+        }
+    }
+    again.seal().unwrap();
+    drop(again);
+    assert!(all_of(place.store.open_data("d").unwrap().as_ref()) == bytes);
+}
+
 pub(crate) fn what_changes_under_a_reader_is_told(place: &Place) {
     place.put("a", b"old");
     let source = place.store.open_data("a").unwrap();

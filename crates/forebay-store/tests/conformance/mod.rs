@@ -64,6 +64,7 @@ macro_rules! conformance {
                 what_is_discarded_is_gone_with_its_folders,
                 keys_that_leave_the_store_are_refused_by_every_call, ages_are_the_stores_own;
             data: ranges_come_in_any_order_from_many_threads, a_key_is_written_by_one,
+                what_was_begun_is_gone_on_with,
                 what_changes_under_a_reader_is_told, an_object_may_be_empty;
             publish: a_free_key_is_taken, a_taken_key_is_lost, the_expected_version_is_replaced,
                 a_stale_version_loses, what_was_withdrawn_is_not_published,

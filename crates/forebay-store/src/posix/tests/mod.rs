@@ -81,6 +81,10 @@ impl Files for Hooked {
         self.answer(Call::Create, path, || self.real.create(path))
     }
 
+    fn open_alone(&self, path: &str) -> Result<(Handle, bool), Errno> {
+        self.answer(Call::Create, path, || self.real.open_alone(path))
+    }
+
     fn write_at(&self, handle: &Handle, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let real = || {
             let written = self.real.write_at(handle, bytes, offset);

@@ -104,7 +104,8 @@ fn set_caps(shared: &Shared, name: &str, read: Option<u64>, write: Option<u64>) 
     Ok(Outcome::of(format!("tier {name}: read {read}, write {write}")))
 }
 
-/// Does something on every tier; what is taken away needs no folder that is not there. Errors: it could be done on none.
+/// Does something on every tier; what is taken away needs no folder that is not there. Errors: it could be done on
+/// none.
 fn everywhere(
     shared: &Shared,
     makes: bool,

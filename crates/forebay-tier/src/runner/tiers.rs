@@ -44,8 +44,8 @@ struct Opened {
 }
 
 impl Tiers {
-    /// Takes the tiers of a configuration. Nothing is opened yet: what is not there now may come, and what is wrong with
-    /// a place is told when it is looked at.
+    /// Takes the tiers of a configuration. Nothing is opened yet: what is not there now may come, and what is wrong
+    /// with a place is told when it is looked at.
     ///
     /// Errors: `usage` where there are none, or two in one place.
     pub fn open(config: &Config) -> Result<Arc<Self>> {
@@ -108,8 +108,8 @@ impl Tiers {
         self.tiers.len()
     }
 
-    /// The checkpoints of a tier, opened now if they were not; a folder is made. Errors: those of opening it; `usage` for
-    /// no tier.
+    /// The checkpoints of a tier, opened now if they were not; a folder is made. Errors: those of opening it; `usage`
+    /// for no tier.
     pub fn root(&self, tier: usize) -> Result<Root> {
         self.tier(tier)?.root(&self.clock)
     }

@@ -125,6 +125,17 @@ def test_the_rules_of_the_first_tier_hold_and_a_save_without_room_is_left_out(
     assert committed(far) == [1, 2, 4] and committed(near) == [4]
 
 
+def test_places_may_have_any_text_in_their_names(tmp_path: Path) -> None:
+    near = tmp_path / "near"
+    far = [tmp_path / name for name in ("😀", 'a "b" \\ c', "d\x7fe", "é\u2028f")]
+    capped = {"place": tmp_path / "g", "capacity": 10**18, "write_limit": 1e12, "keep_last": 2}
+    with Checkpointer(near, tiers=[*far, capped]) as checkpoints:
+        checkpoints.save(1, state(1))
+        assert checkpoints.drain(60)
+    for folder in [*far, tmp_path / "g"]:
+        assert files(folder / "step-1") == files(near / "step-1")
+
+
 def test_ranks_restore_what_rank_0_has_chosen(tmp_path: Path) -> None:
     for told in harness.run(tiers.saves_and_comes_back, 2, str(tmp_path)):
         assert told == {"step": 2, "equal": True, "drained": True, "latest": 3, "far": [1, 2, 3]}
@@ -163,6 +174,13 @@ def test_tiers_that_cannot_be_are_refused(tmp_path: Path) -> None:
         Checkpointer(near, tiers=[{"place": tmp_path / "far", "capcity": 1}])
     with pytest.raises(forebay.Error, match="place"):
         Checkpointer(near, tiers=[{"name": "far"}])
+    for wrong in ("endpoint=http://localhost", None, ["endpoint"]):
+        with pytest.raises(forebay.Error, match="store is"):
+            Checkpointer(near, tiers=[{"place": tmp_path / "far", "store": wrong}])
+    with pytest.raises(forebay.Error, match="inf"):
+        Checkpointer(near, tiers=[{"place": tmp_path / "far", "capacity": float("inf")}])
+    with pytest.raises(forebay.Error, match="UTF-8"):
+        Checkpointer(near, tiers=[{"place": str(tmp_path / "far\udcff")}])
     file = tmp_path / "forebay.toml"
     file.write_text('[[tier]]\nname = "a"\nplace = "/elsewhere"\n')
     with pytest.raises(forebay.Error, match="/elsewhere"):

@@ -7,6 +7,7 @@ told: where the tiers are, that something was saved, that a save wants room.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -110,23 +111,36 @@ def _table(tier: object, number: int) -> dict[str, Any]:
 
 
 def _toml(table: Mapping[str, Any]) -> str:
-    """A `[[tier]]` table. Texts and numbers are written alike in JSON and in TOML."""
-    lines = ["[[tier]]"]
-    for key, value in table.items():
-        if not isinstance(key, str) or not key.isidentifier():
-            raise usage(f"a key of a tier is {key!r}")
-        if key != "store":
-            lines.append(f"{key} = {_value(key, value)}")
-    store = table.get("store")
-    if isinstance(store, Mapping):
-        lines.append("[tier.store]")
-        lines += [f"{key} = {_value(key, value)}" for key, value in store.items()]
+    """A `[[tier]]` table."""
+    store = table.get("store", {})
+    if not isinstance(store, Mapping):
+        raise usage(f"a tier's store is {store!r}, a dict is needed")
+    lines = ["[[tier]]", *(_line(key, value) for key, value in table.items() if key != "store")]
+    if store:
+        lines += ["[tier.store]", *(_line(key, value) for key, value in store.items())]
     return "\n".join(lines)
 
 
-def _value(key: object, value: object) -> str:
+def _line(key: object, value: object) -> str:
+    if not isinstance(key, str) or not (key.isascii() and key.isidentifier()):
+        raise usage(f"a key of a tier is {key!r}")
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if isinstance(value, bool | int | float | str):
-        return json.dumps(value)
+    if isinstance(value, bool):
+        return f"{key} = {str(value).lower()}"
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return f"{key} = {value}"
+    if isinstance(value, str):
+        return f"{key} = {_text(key, value)}"
     raise usage(f"a tier's {key} is {value!r}, text, a number or a boolean is needed")
+
+
+def _text(key: str, text: str) -> str:
+    """A text as TOML has it: as it is, but for quotes, backslashes and control characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise usage(f"a tier's {key} is {text!r}, which is not UTF-8") from None
+    plain = (c if c.isprintable() or ord(c) > 0x9F else f"\\u{ord(c):04x}" for c in text)
+    escaped = (f"\\{c}" if c in '"\\' else p for c, p in zip(text, plain, strict=True))
+    return f'"{"".join(escaped)}"'

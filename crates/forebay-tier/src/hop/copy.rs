@@ -7,6 +7,7 @@ use forebay_checkpoint::progress::Progress;
 use forebay_engine::{RangeSource, read_exact_at, write_all_at};
 use forebay_error::{Code, Error, Result};
 use forebay_format::crc::{crc32, crc32_join};
+use forebay_store::DataObject;
 
 use super::expected::Expected;
 use super::landing::{Landing, taken};
@@ -112,18 +113,22 @@ impl Copier<'_> {
     ) -> Result<Try> {
         let expected = self.sum(file)?;
         let source = self.open(file)?;
+        // Open until the end: as long as it is, nobody else goes on with it.
         let ground = self.landing.create(&file.name, file.bytes)?;
         let key = ground.key;
-        let sent = self.send(&*source, ground.data.sink(), tally, told);
+        let sent = self.send(&*source, &*ground.data, tally, told);
         let sent = sent.and_then(|crc| source.check_unchanged().map(|()| crc));
-        let crc = sent.inspect_err(|_| self.abandon(&key))?;
+        let crc = sent.inspect_err(|error| {
+            // Where there is no room, what is half done must not take it from others.
+            if !ground.again || error.code() == Code::NoSpace {
+                self.abandon(&key);
+            }
+        })?;
         if crc != expected {
-            drop(ground.data);
             self.abandon(&key);
             return Ok(Try::BadSource);
         }
         ground.data.seal().inspect_err(|_| self.abandon(&key))?;
-        drop(ground.data);
         if self.options.read_back.applies(&self.to.root) {
             let arrived = match self.to.root.store.open_data(&key) {
                 Ok(arrived) => arrived,
@@ -173,12 +178,16 @@ impl Copier<'_> {
     fn send(
         &self,
         source: &dyn RangeSource,
-        sink: &dyn forebay_engine::RangeSink,
+        data: &dyn DataObject,
         tally: &mut Tally,
         told: &dyn Fn(u64) -> Result<()>,
     ) -> Result<u32> {
+        let sink = data.sink();
         self.parts(source, self.from, &mut |bytes, offset| {
             let len = bytes.len() as u64;
+            if data.holds(bytes, offset)? {
+                return told(len);
+            }
             self.to.limits.take(Direction::Write, self.options.priority, len)?;
             // Counted before: what of it was sent when this fails is not known.
             tally.sent += len;

@@ -13,13 +13,13 @@
 //!
 //! The destination is the journal. A file has its name there only when it is whole, checked and durable: on a store
 //! that shows data while it is written, it is written under a name of the mover's own among the records of the attempt,
-//! and published; a bucket shows an object when it is complete, so there it is written under its name. So a mover that
-//! was killed at any instant sends again what it had under way, one file for each that it copies at a time, and nothing
-//! else; and two that copy the same file do no harm: one of them is told that it is there. There is nothing beside it
-//! that could be lost, or say something else than what is there.
+//! and published; a bucket shows an object when it is complete, so there it is written under its name. Two that copy
+//! the same file do no harm: one of them is told that it is there. There is nothing beside it that could be lost, or
+//! say something else than what is there.
 //!
-//! A file is the unit, because no store can go on with an object that another process began; large steps should be
-//! saved as several files.
+//! A mover that was killed at any instant goes on within the files that it had under way: it sends again the parts that
+//! it was sending, one for each file that it copies at a time, where the store can tell what it has of a file (folders
+//! on the same machine, S3), and else these files; see `landing`.
 //!
 //! Errors leave what has arrived: the same call later goes on. What nobody goes on with is an attempt that shows no
 //! sign of life, and a collector of that store removes it.

@@ -6,15 +6,19 @@ use forebay_checkpoint::commit::{latest, steps};
 use forebay_checkpoint::progress::Unwatched;
 use forebay_error::Code;
 use forebay_store::fault::{Action, Fault, FaultStore, Plan, When};
-use forebay_store::{MemoryStore, Store};
+use forebay_store::{MemoryStore, PosixStore, Store};
 use forebay_tier::hop::{Arrival, Share, hop};
 
-use crate::world::{data_bytes, files, largest_file, objects, options, root, side, source};
+use crate::world::{data_bytes, files, objects, options, root, side, source};
 
 type Client = Arc<FaultStore<dyn Store>>;
 
-fn client(store: &MemoryStore, plan: Plan) -> Client {
-    Arc::new(FaultStore::new(Arc::new(store.clone()), plan))
+fn client(store: &Arc<dyn Store>, plan: Plan) -> Client {
+    Arc::new(FaultStore::new(Arc::clone(store), plan))
+}
+
+fn memory() -> Arc<dyn Store> {
+    Arc::new(MemoryStore::new())
 }
 
 /// Bytes that a client has been asked to write to data objects. Counted by calls: a write is one part.
@@ -26,9 +30,9 @@ fn writes(client: &Client) -> usize {
     log.iter().filter(is_write).count()
 }
 
-fn check_whole(from: &MemoryStore, to: &MemoryStore, place: &str) {
+fn check_whole(from: &MemoryStore, to: &Arc<dyn Store>, place: &str) {
     assert_eq!(files(from, 7), files(to, 7), "{place}");
-    let there = root(Arc::new(to.clone()));
+    let there = root(Arc::clone(to));
     let listed = steps(&there, std::time::Duration::ZERO).unwrap();
     assert_eq!(listed.len(), 1, "{place}");
     let commit = listed[0].commit.as_ref().unwrap();
@@ -41,20 +45,24 @@ fn check_whole(from: &MemoryStore, to: &MemoryStore, place: &str) {
     assert!(records[0].ends_with("/decision") && records[1].ends_with("/outcome"));
 }
 
-/// One kill at each step of the destination's client, or of the source's.
-fn kill_everywhere(kill_source: bool) -> (u64, u64) {
+/// One kill at each step of the destination's client, or of the source's; every `stride`th.
+fn kill_everywhere(
+    kill_source: bool,
+    stride: usize,
+    empty: &dyn Fn() -> Arc<dyn Store>,
+) -> (u64, u64) {
     let from = source();
-    let (whole, file) = (data_bytes(&from), largest_file(&from));
-    let run = |to: &MemoryStore, plan: Plan| {
+    let (whole, shared): (u64, Arc<dyn Store>) = (data_bytes(&from), Arc::new(from.clone()));
+    let run = |to: &Arc<dyn Store>, plan: Plan| {
         let (source_plan, plan) =
             if kill_source { (plan, Plan::none()) } else { (Plan::none(), plan) };
-        let (reader, writer) = (client(&from, source_plan), client(to, plan));
+        let (reader, writer) = (client(&shared, source_plan), client(to, plan));
         let from = side(Arc::clone(&reader) as Arc<dyn Store>);
         let to = side(Arc::clone(&writer) as Arc<dyn Store>);
         let done = hop(&from, &to, 7, &options(Share::all()), &Unwatched);
         (done, reader, writer)
     };
-    let quiet = MemoryStore::new();
+    let quiet = empty();
     let (done, reader, writer) = run(&quiet, Plan::none());
     let done = done.unwrap();
     assert_eq!(done.arrival, Arrival::Committed { by_us: true, durable: true });
@@ -63,8 +71,8 @@ fn kill_everywhere(kill_source: bool) -> (u64, u64) {
     let steps = if kill_source { reader.steps() } else { writer.steps() };
     let parts = writes(&writer);
     let mut kills = 0;
-    for step in 0..steps {
-        let to = MemoryStore::new();
+    for step in (0..steps).step_by(stride) {
+        let to = empty();
         let (killed, reader, writer) = run(&to, Plan::at(step, Fault::Kill));
         kills += u64::from(if kill_source { reader.killed() } else { writer.killed() });
         // What a dead mover may have left is never a commit that is not whole.
@@ -78,17 +86,18 @@ fn kill_everywhere(kill_source: bool) -> (u64, u64) {
         if killed.is_ok() {
             assert_eq!(resumed.bytes_sent, 0, "killed at step {step}");
         }
-        // A kill costs the file under way, once, and nothing that had arrived.
-        let file_parts = usize::try_from(file.div_ceil(crate::world::PART_BYTES)).unwrap();
+        // A kill costs the part under way, once, and nothing that had arrived.
         let sent = sent_before + writes(&writer);
-        assert!(sent <= parts + file_parts, "step {step}: {sent} parts sent of {parts}");
+        assert!(sent <= parts + 1, "step {step}: {sent} parts sent of {parts}");
+        let all = u64::try_from(sent_before).unwrap() * crate::world::PART_BYTES;
+        assert!(resumed.bytes_sent + all >= whole, "step {step}: bytes that nobody sent");
     }
     (kills, steps)
 }
 
 #[test]
 fn killed_at_every_call_to_the_destination_it_goes_on_and_commits_once() {
-    let (kills, steps) = kill_everywhere(false);
+    let (kills, steps) = kill_everywhere(false, 1, &memory);
     println!("{kills} kills of the destination's client");
     assert_eq!(kills, steps);
     assert!(kills >= 70, "{kills} kills");
@@ -96,17 +105,32 @@ fn killed_at_every_call_to_the_destination_it_goes_on_and_commits_once() {
 
 #[test]
 fn killed_at_every_call_to_the_source_it_goes_on_and_commits_once() {
-    let (kills, steps) = kill_everywhere(true);
+    let (kills, steps) = kill_everywhere(true, 1, &memory);
     println!("{kills} kills of the source's client");
     assert_eq!(kills, steps);
     assert!(kills >= 25, "{kills} kills");
 }
 
+#[test]
+fn killed_movers_into_a_folder_cost_a_part_each() {
+    let folder = tempfile::tempdir().unwrap();
+    let count = std::cell::Cell::new(0);
+    let empty = || {
+        count.set(count.get() + 1);
+        let path = folder.path().join(count.get().to_string());
+        Arc::new(PosixStore::create(&path).unwrap()) as Arc<dyn Store>
+    };
+    let (kills, _) = kill_everywhere(false, 3, &empty);
+    assert!(kills >= 25, "{kills} kills");
+    let (kills, _) = kill_everywhere(true, 3, &empty);
+    assert!(kills >= 8, "{kills} kills");
+}
+
 /// Killed again and again, a little further each time.
 #[test]
-fn many_kills_of_one_hop_cost_a_file_each_at_the_most() {
+fn many_kills_of_one_hop_cost_a_part_each_at_the_most() {
     let from = source();
-    let (to, mut sent, mut kills) = (MemoryStore::new(), 0, 0);
+    let (to, mut sent, mut kills) = (memory(), 0, 0);
     for after in (11..).step_by(4) {
         let writer = client(&to, Plan::at(after, Fault::Kill));
         let there = side(Arc::clone(&writer) as Arc<dyn Store>);
@@ -127,7 +151,7 @@ fn many_kills_of_one_hop_cost_a_file_each_at_the_most() {
         .filter(|(key, _)| !key.ends_with(".metadata"))
         .map(|(_, bytes)| parts(bytes.len() as u64))
         .sum();
-    assert!(sent <= all + kills * parts(largest_file(&from)), "{sent} parts, {all} in the step");
+    assert!(sent <= all + kills, "{sent} parts, {all} in the step, {kills} kills");
 }
 
 /// Every fault that a store may answer with leaves a step that the next hop completes.
@@ -138,7 +162,7 @@ fn lost_replies_torn_writes_and_errors_are_gone_on_from() {
     let mut struck = 0;
     for fault in faults {
         for step in 0.. {
-            let to = MemoryStore::new();
+            let to = memory();
             let writer = client(&to, Plan::at(step, fault));
             let there = side(Arc::clone(&writer) as Arc<dyn Store>);
             let here = side(Arc::new(from.clone()));
@@ -148,7 +172,7 @@ fn lost_replies_torn_writes_and_errors_are_gone_on_from() {
             }
             struck += writer.fired();
             if first.is_err() {
-                let there = side(Arc::new(to.clone()));
+                let there = side(Arc::clone(&to));
                 hop(&here, &there, 7, &options(Share::all()), &Unwatched).unwrap();
             }
             assert_eq!(files(&from, 7), files(&to, 7), "{fault:?} at step {step}");

@@ -187,8 +187,3 @@ pub(crate) fn data_bytes(store: &dyn Store) -> u64 {
     };
     files(store, 7).iter().map(of).sum()
 }
-
-/// The largest of them.
-pub(crate) fn largest_file(store: &dyn Store) -> u64 {
-    files(store, 7).values().map(|bytes| bytes.len() as u64).max().unwrap()
-}

@@ -12,12 +12,12 @@
 //! store's own bytes, or its own checksum of them, are those that were just read from the source; the sum over all of
 //! them must be the manifest's, as ever; and where files are read back, this one is too, from its first byte.
 //!
-//! In a folder the name is only ever used by this start of this machine, whose kernel knows who holds a file's lock, and
-//! frees it when the holder dies. The lock is held until the file has its name or is given up, so nobody writes to a
-//! file that is being published, nor to one that was: that has two names for an instant, and one other afterwards. What
-//! another machine or another start left is removed, as is what was not to be gone on with: where another mover of the
-//! same number lives, where there are no locks, a file gets a name of chance. After a failed `seal` a file is removed:
-//! the system may have dropped its bytes.
+//! In a folder the name is only ever used by this start of this machine, whose kernel knows who holds a file's lock,
+//! and frees it when the holder dies. The lock is held until the file has its name or is given up, so nobody writes to
+//! a file that is being published, nor to one that was: that has two names for an instant, and one other afterwards.
+//! What another machine or another start left is removed, as is what was not to be gone on with: where another mover
+//! of the same number lives, where there are no locks, a file gets a name of chance. After a failed `seal` a file is
+//! removed: the system may have dropped its bytes.
 //!
 //! In a bucket the name is the file's own, and its upload is looked for.
 

@@ -64,8 +64,10 @@ pub use tiers::Tiers;
 use crate::status::Status;
 use state::Shared;
 
-/// How long [`Runner::stop`] waits for a thread that is in the middle of a call of a store.
+/// How long [`Runner::stop`] waits for threads that are in the middle of a call of a store, for all of them together.
 const JOIN_WAIT: Duration = Duration::from_secs(10);
+/// And at least for the one that writes the audit log.
+const SCRIBE_WAIT: Duration = Duration::from_secs(3);
 
 /// Keeps the tiers as they should be until it is stopped or dropped. See the module.
 pub struct Runner {
@@ -239,10 +241,12 @@ impl Runner {
         self.shared.wake_all();
         let threads =
             std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
-        threads.into_iter().for_each(join);
+        let until = Instant::now() + JOIN_WAIT;
+        threads.into_iter().for_each(|thread| join(thread, until));
         self.shared.journal.close();
         let scribe = self.scribe.lock().unwrap_or_else(PoisonError::into_inner).take();
-        scribe.into_iter().for_each(join);
+        let until = until.max(Instant::now() + SCRIBE_WAIT);
+        scribe.into_iter().for_each(|thread| join(thread, until));
     }
 }
 
@@ -258,8 +262,7 @@ impl Drop for Runner {
 }
 
 /// Waits for a thread, unless it hangs.
-fn join(thread: JoinHandle<()>) {
-    let until = Instant::now() + JOIN_WAIT;
+fn join(thread: JoinHandle<()>, until: Instant) {
     while !thread.is_finished() {
         if Instant::now() >= until {
             let name = thread.thread().name().unwrap_or_default();

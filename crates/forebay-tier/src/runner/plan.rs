@@ -48,9 +48,8 @@ pub(crate) fn run(shared: &Arc<Shared>) {
             shared.change(|state| state.trouble(None, None, &error, None));
         }
     }
-    for thread in threads {
-        super::join(thread);
-    }
+    let until = Instant::now() + super::JOIN_WAIT;
+    threads.into_iter().for_each(|thread| super::join(thread, until));
 }
 
 /// Rates are of samples taken now and then.

@@ -15,10 +15,10 @@ use serde_json::Value;
 use crate::work::Work;
 
 /// The job that is configured, as opposed to those that clients hand over.
-pub const CONFIGURED: &str = "default";
+pub(crate) const CONFIGURED: &str = "default";
 
 /// Most jobs of an agent.
-pub const JOBS_MAX: usize = 64;
+pub(crate) const JOBS_MAX: usize = 64;
 
 /// How long an answer is good.
 const FRESH: Duration = Duration::from_millis(250);
@@ -33,7 +33,7 @@ pub(crate) const SAMPLE_EVERY: Duration = Duration::from_secs(2);
 const CODES_MAX: usize = 200;
 
 /// One job.
-pub struct Job {
+pub(crate) struct Job {
     name: String,
     work: Arc<dyn Work>,
     last: Mutex<Option<(Instant, Arc<Status>)>>,
@@ -57,12 +57,12 @@ impl Job {
     }
 
     /// Its name.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// How it stands, or stood a quarter of a second ago. May block.
-    pub fn status(&self) -> Arc<Status> {
+    pub(crate) fn status(&self) -> Arc<Status> {
         let mut last = lock(&self.last);
         if let Some((at, status)) = last.as_ref()
             && at.elapsed() < FRESH
@@ -75,7 +75,7 @@ impl Job {
     }
 
     /// See [`Work::wake`].
-    pub fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.work.wake();
     }
 
@@ -83,7 +83,7 @@ impl Job {
     /// them. A promotion goes to one of the tiers, not to a path.
     ///
     /// Errors: `permission_denied` for a path; those of [`Work::act`].
-    pub fn act_for_others(&self, action: &Value, who: &str) -> Result<Value> {
+    pub(crate) fn act_for_others(&self, action: &Value, who: &str) -> Result<Value> {
         if let Some(to) = action.get("to").filter(|to| !to.is_null()) {
             let is_tier = self.status().tiers.iter().any(|tier| to.as_str() == Some(&tier.name));
             if !is_tier {
@@ -95,15 +95,16 @@ impl Job {
     }
 
     /// See [`Work::act`]; who asks next sees what came of it.
-    pub fn act(&self, action: &Value, who: &str) -> Result<Value> {
+    pub(crate) fn act(&self, action: &Value, who: &str) -> Result<Value> {
         let name = action.get("action").and_then(Value::as_str).unwrap_or_default();
         let span = tracing::info_span!("action", job = %self.name, action = %name, who = %who);
         let _entered = span.enter();
         let done = self.work.act(action, who);
         *lock(&self.last) = None;
         match &done {
-            Ok(_) => tracing::info!(job = %self.name, action = %name, who, "done"),
-            Err(error) => tracing::warn!(job = %self.name, action = %name, who, %error, "refused"),
+            // Whose, what and by whom says the span.
+            Ok(_) => tracing::info!("done"),
+            Err(error) => tracing::warn!(%error, "refused"),
         }
         done
     }
@@ -151,11 +152,11 @@ impl Memory {
 
 /// All jobs of an agent.
 #[derive(Default)]
-pub struct Jobs(Mutex<BTreeMap<String, Arc<Job>>>);
+pub(crate) struct Jobs(Mutex<BTreeMap<String, Arc<Job>>>);
 
 impl Jobs {
     /// Adds one. Errors: `already_exists` for a name that is taken, `unsupported` for more than [`JOBS_MAX`].
-    pub fn add(&self, name: &str, work: Arc<dyn Work>) -> Result<Arc<Job>> {
+    pub(crate) fn add(&self, name: &str, work: Arc<dyn Work>) -> Result<Arc<Job>> {
         let mut jobs = lock(&self.0);
         if jobs.contains_key(name) {
             return Err(Error::new(Code::AlreadyExists, "a job of that name is there").at(name));
@@ -170,17 +171,17 @@ impl Jobs {
     }
 
     /// Removes one.
-    pub fn remove(&self, name: &str) -> Option<Arc<Job>> {
+    pub(crate) fn remove(&self, name: &str) -> Option<Arc<Job>> {
         lock(&self.0).remove(name)
     }
 
     /// All, by name.
-    pub fn all(&self) -> Vec<Arc<Job>> {
+    pub(crate) fn all(&self) -> Vec<Arc<Job>> {
         lock(&self.0).values().cloned().collect()
     }
 
     /// The one of a name; without a name the configured one, or the only one. Errors: `not_found`.
-    pub fn find(&self, name: Option<&str>) -> Result<Arc<Job>> {
+    pub(crate) fn find(&self, name: Option<&str>) -> Result<Arc<Job>> {
         let jobs = lock(&self.0);
         let found = match name {
             Some(name) => jobs.get(name),

@@ -12,7 +12,7 @@
 //! | `track` | folders that clients hand over |
 //! | `socket` | local processes |
 //! | `http`, `session`, `secret` | everybody else, and what they may |
-//! | `page`, [`metrics`], [`trace`], [`words`] | what is shown |
+//! | `page`, `metrics`, [`trace`], [`words`] | what is shown |
 //! | `notify` | the service manager |
 //!
 //! Who is not trusted, and what bounds what they can do, is in SECURITY.md; the protocols are in docs/AGENT.md.
@@ -21,7 +21,7 @@ mod accept;
 mod agent;
 mod http;
 mod job;
-pub mod metrics;
+mod metrics;
 mod notify;
 mod page;
 mod secret;
@@ -36,9 +36,7 @@ mod track;
 pub mod words;
 mod work;
 
-pub use job::{CONFIGURED, JOBS_MAX, Job, Jobs};
 pub use metrics::Counts;
 pub use notify::notify;
 pub use service::{Service, check};
 pub use socket::client::Client;
-pub use work::Work;

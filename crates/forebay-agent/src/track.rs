@@ -183,7 +183,9 @@ impl Trackers {
         first.place = format!("fd://{}", shown.display());
         let mut places = vec![first.place.clone()];
         for tier in rest {
-            tier.place = format!("{}/{job}", tier.place.trim_end_matches('/'));
+            // Who is told it has another current folder.
+            let place = absolute(&tier.place);
+            tier.place = format!("{}/{job}", place.trim_end_matches('/'));
             places.push(tier.place.clone());
         }
         let store = Arc::new(PosixStore::handed_over(opened, &shown)?) as Arc<dyn Store>;
@@ -293,6 +295,16 @@ fn check_user(uid: u32) -> Result<()> {
     let what = format!("this agent moves files of user {own}, not of user {uid}");
     let hint = "run an agent as that user, with a socket of its own";
     Err(Error::new(Code::PermissionDenied, what).hint(hint))
+}
+
+/// The place of a tier; of a folder from the root on.
+fn absolute(place: &str) -> String {
+    let is_path = !place.contains("://") && !place.starts_with("memory:");
+    let path = std::path::absolute(place.strip_prefix("file:").unwrap_or(place));
+    match path.ok().filter(|_| is_path) {
+        Some(path) => path.display().to_string(),
+        None => place.to_owned(),
+    }
 }
 
 /// The same folder, open once more.

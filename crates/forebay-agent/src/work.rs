@@ -6,7 +6,7 @@ use forebay_tier::status::Status;
 use serde_json::Value;
 
 /// The tiers of one job at work. Calls may block on files and networks, and come from any thread.
-pub trait Work: Send + Sync {
+pub(crate) trait Work: Send + Sync {
     /// How it stands.
     fn status(&self) -> Status;
 

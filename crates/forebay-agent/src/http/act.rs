@@ -17,7 +17,7 @@ use super::answer::{self, Answer};
 use super::body::{body_of, form_of, is_same_site};
 use super::pool::Kind;
 use super::{Site, form};
-use crate::job::{Job, busy};
+use crate::job::busy;
 use crate::page;
 use crate::session::{Visitor, same};
 
@@ -125,14 +125,15 @@ async fn carry_out(
     let name = job_of(&mut action).map_err(told)?;
     let shared = Arc::clone(site);
     let word = action.get("action").and_then(Value::as_str).unwrap_or_default().to_owned();
-    let kind = Kind::of(&word);
+    let (kind, refused) = (Kind::of(&word), word.clone());
     let act = move || {
-        let job: Arc<Job> = shared.jobs.find(name.as_deref())?;
-        let done = job.act_for_others(&action, &who);
+        let job = shared.jobs.find(name.as_deref());
+        let done = job.and_then(|job| job.act_for_others(&action, &who));
         shared.counts.acted(&word, done.is_ok());
         done
     };
     let Some(done) = site.pool.run(kind, act).map_err(told)? else {
+        site.counts.acted(&refused, false);
         return Err((StatusCode::SERVICE_UNAVAILABLE, busy()));
     };
     match timeout(ACT_TIME, done).await {

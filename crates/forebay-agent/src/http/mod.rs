@@ -82,8 +82,8 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    /// Binds. `checked` is what was in the files after `files` were noted. Errors: `io` with the address, where it is in
-    /// use or not this machine's.
+    /// Binds. `checked` is what was in the files after `files` were noted. Errors: `io` with the address, where it is
+    /// in use or not this machine's.
     pub(crate) fn bind(
         checked: Checked,
         files: Files,

@@ -94,7 +94,7 @@ fn left(status: &Status, _: &Job, to: &mut Samples<'_>) {
 use Kind::{Counter, Gauge};
 
 /// Every metric.
-pub const FAMILIES: &[Family] = &[
+pub(crate) const FAMILIES: &[Family] = &[
     job("forebay_up_seconds", Gauge, &[], "Seconds since the job's mover started", |s, _, to| {
         to.add(&[], s.up_seconds)
     }),

@@ -14,11 +14,11 @@ use forebay_tier::status::Status;
 
 use crate::job::Job;
 pub use counts::Counts;
-pub use families::FAMILIES;
+use families::FAMILIES;
 
 /// What kind a metric is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// It only grows, from 0 at the start.
     Counter,
     /// It goes up and down.
@@ -27,7 +27,7 @@ pub enum Kind {
 
 impl Kind {
     /// As Prometheus writes it.
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Counter => "counter",
             Self::Gauge => "gauge",
@@ -45,23 +45,16 @@ pub(crate) enum From {
 }
 
 /// A metric, with all its labels.
-pub struct Family {
+pub(crate) struct Family {
     /// Its name.
-    pub name: &'static str,
+    pub(crate) name: &'static str,
     /// Its kind.
-    pub kind: Kind,
+    pub(crate) kind: Kind,
     /// Names of its labels, without `run`, which all of jobs have.
-    pub labels: &'static [&'static str],
+    pub(crate) labels: &'static [&'static str],
     /// What it says.
-    pub help: &'static str,
+    pub(crate) help: &'static str,
     from: From,
-}
-
-impl Family {
-    /// Whether it has the label `run`.
-    pub fn is_of_jobs(&self) -> bool {
-        matches!(self.from, From::Job(_))
-    }
 }
 
 /// Takes the values of one metric.
@@ -181,7 +174,7 @@ mod tests {
             page.lines().filter(|line| line.starts_with("| `forebay_")).collect();
         let mut expected = Vec::new();
         for family in FAMILIES {
-            let job = family.is_of_jobs().then_some("run");
+            let job = matches!(family.from, From::Job(_)).then_some("run");
             let labels: Vec<String> =
                 job.iter().chain(family.labels).map(|label| format!("`{label}`")).collect();
             let (name, kind, help) = (family.name, family.kind.as_str(), family.help);

@@ -107,7 +107,7 @@ fn state(copy: CopyState) -> (&'static str, &'static str, &'static str) {
         CopyState::Absent => ("absent", "○", "not there"),
         CopyState::Waiting => ("waiting", "◌", "will come"),
         CopyState::Moving => ("moving", "◐", "on its way"),
-        CopyState::Partial => ("waiting", "◔", "parts of some nodes"),
+        CopyState::Partial => ("waiting", "◔", "some of its files"),
         CopyState::Committed => ("committed", "●", "committed"),
         CopyState::Other => ("other", "≠", "another commit of this step"),
     }

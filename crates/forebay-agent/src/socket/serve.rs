@@ -258,6 +258,12 @@ impl Shared {
 
     fn act(&self, job: Option<&str>, action: &Value, peer: Peer) -> Result<Value> {
         let name = action.get("action").and_then(Value::as_str).unwrap_or_default();
+        let done = self.try_act(job, name, action, peer);
+        self.counts.acted(name, done.is_ok());
+        done
+    }
+
+    fn try_act(&self, job: Option<&str>, name: &str, action: &Value, peer: Peer) -> Result<Value> {
         let _copies = match name {
             "promote" => Some(self.copies.try_acquire().map_err(|_| busy())?),
             _ => None,
@@ -267,12 +273,10 @@ impl Shared {
             Some(pid) => format!("uid {} pid {pid}", peer.uid),
             None => format!("uid {}", peer.uid),
         };
-        let done = match peer.is_own() {
+        match peer.is_own() {
             true => job.act(action, &who),
             false => job.act_for_others(action, &who),
-        };
-        self.counts.acted(name, done.is_ok());
-        done
+        }
     }
 }
 

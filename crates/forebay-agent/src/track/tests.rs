@@ -108,3 +108,13 @@ fn a_name_is_taken_until_its_runner_has_ended() {
     trackers.track("one", open(&a), uid).unwrap();
     trackers.stop();
 }
+
+#[test]
+fn who_hands_a_folder_over_is_told_whole_paths() {
+    let here = std::env::current_dir().unwrap();
+    assert_eq!(absolute("a/b"), here.join("a/b").display().to_string());
+    assert_eq!(absolute("file:/a"), "/a");
+    for place in ["/a/b", "s3://bucket/x", "file:///a/b", "memory:x"] {
+        assert_eq!(absolute(place), place);
+    }
+}

@@ -16,7 +16,7 @@ fn deploy(name: &str) -> (PathBuf, String) {
 fn the_service_starts_the_agent_as_it_is() {
     let (path, unit) = deploy("systemd/forebay-agent.service");
     let site = Site::new("", "");
-    for key in ["ExecStartPre=", "ExecStart="] {
+    for key in ["ExecStartPre=", "ExecStart=", "ExecReload="] {
         let line = unit.lines().find_map(|line| line.strip_prefix(key)).unwrap();
         let line = line.replace("/etc/forebay/forebay.toml", text(&site.config));
         let args: Vec<&str> = line.split(' ').skip(1).collect();

@@ -59,6 +59,32 @@ fn it_ends_within_a_part_and_says_so() {
 }
 
 #[test]
+fn stores_that_hang_hold_up_the_end_once_and_not_each() {
+    let hole = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = hole.local_addr().unwrap();
+    // It takes connections, and says nothing.
+    std::thread::spawn(move || hole.incoming().collect::<Vec<_>>());
+    let site = Site::new("", "");
+    let bucket = |name: &str| {
+        format!(
+            "[[tier]]\nname = \"{name}\"\nplace = \"s3://bucket/{name}\"\n\
+             [tier.store]\nendpoint = \"http://{endpoint}\"\nregion = \"x\"\n"
+        )
+    };
+    let config = std::fs::read_to_string(&site.config).unwrap();
+    let config = config.replace("[tiers]\n", &format!("{}{}[tiers]\n", bucket("b1"), bucket("b2")));
+    std::fs::write(&site.config, config).unwrap();
+    let keys = [("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "x")];
+    let mut agent = site.start_with(&[], &keys);
+    agent.until(None, "the folders seen", |status| status.tiers[2].notes.len() > 1);
+    let start = Instant::now();
+    agent.signal("-TERM");
+    let ended = agent.child.wait().unwrap();
+    assert!(ended.success(), "{ended:?} after {:?}: {}", start.elapsed(), agent.log());
+    assert!(agent.log().matches("is left behind").count() >= 2, "{}", agent.log());
+}
+
+#[test]
 fn two_agents_on_one_socket() {
     let site = Site::new("", "");
     let agent = site.start();

@@ -19,12 +19,25 @@ impl Rules {
         kept
     }
 
-    /// The commits of a tier that go, in the order of commits: those that the rules do not keep and that [may
-    /// go](super).
+    /// The commits of a tier that go, in the order of commits: those that the rules do not keep, that [may go](super),
+    /// and that would not come again.
     pub fn evictable(&self, view: &View, tier: usize) -> Vec<u64> {
         let kept = self.kept(view, tier);
-        let goes = |step: &u64| !kept.contains(step) && self.may_go(view, tier, *step);
+        let goes = |step: &u64| {
+            !kept.contains(step)
+                && self.may_go(view, tier, *step)
+                && !self.comes_again(view, tier, *step)
+        };
         view.line_of(tier).filter(goes).collect()
+    }
+
+    /// Whether an earlier tier has a step that this one takes, and would bring it again: where that keeps more than
+    /// this one, the same steps would go to and fro for ever.
+    fn comes_again(&self, view: &View, tier: usize, step: u64) -> bool {
+        let Some(copy) = view.committed(tier, step) else { return false };
+        let takes = self.tiers.get(tier).is_some_and(|rules| rules.takes(step));
+        let earlier = || (0..tier).any(|earlier| view.keeps(earlier, step, copy.attempt));
+        tier > 0 && takes && earlier() && !view.passed_by(tier, step, copy)
     }
 
     /// What to take away from a tier for `bytes` more, the oldest first: what goes anyhow; then what the rules would

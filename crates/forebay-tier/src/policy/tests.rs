@@ -172,6 +172,26 @@ fn an_archived_step_waits_for_its_archive_and_holds_and_pins_stay() {
 }
 
 #[test]
+fn a_step_that_an_earlier_tier_would_bring_again_stays_until_that_lets_it_go() {
+    let line = [10, 20, 21, 22];
+    let mut rules = three();
+    rules.tiers[0].keep = keep(3, 0);
+    rules.tiers[1].keep = keep(1, 0);
+    let here = view(&line, &[&[20, 21, 22], &line, &[10]]);
+    assert_eq!(rules.evictable(&here, 1), [10], "20 to 22 would be back at once");
+    assert_eq!(rules.kept(&here, 1), [22].into());
+    // The archive has it: it would not come again.
+    let here = view(&line, &[&[20, 21, 22], &line, &[10, 20]]);
+    assert_eq!(rules.evictable(&here, 1), [10, 20]);
+    // It is on its way out of the first tier, or the tier does not take it.
+    let mut going = view(&line, &[&[21, 22], &line, &[10, 20]]);
+    going.tiers[0].copies.get_mut(&21).unwrap().going = true;
+    assert_eq!(rules.evictable(&going, 1), [10, 20, 21]);
+    rules.tiers[1].takes = Takes::Pinned;
+    assert_eq!(rules.evictable(&here, 1), [10, 20, 21]);
+}
+
+#[test]
 fn a_bucket_that_lacks_a_step_does_not_fill_the_first_tier() {
     let line = [10, 20, 30, 40];
     let mut rules = three();

@@ -9,7 +9,7 @@ use forebay_tier::runner::{Action, Admitted, Duties, Runner, Tiers};
 use forebay_tier::status::{CopyState, Health};
 
 use crate::setup::{LONG, config, save_all, settle, start, tables, tier, until};
-use crate::world::{data_bytes, files, root, source};
+use crate::world::{data_bytes, files, root, save, source};
 
 fn memory() -> Arc<dyn Store> {
     Arc::new(MemoryStore::new())
@@ -156,4 +156,24 @@ fn saves_go_straight_to_the_next_tier_where_that_is_configured() {
     let runner = start(&config(&text), &[near, far]);
     assert_eq!(runner.admit(bytes, LONG).unwrap(), Admitted::Save(1));
     assert_eq!(runner.admit(bytes / 4, LONG).unwrap(), Admitted::Save(0));
+}
+
+/// The first tier keeps more than the next: what that let go would be brought there again and again.
+#[test]
+fn a_step_that_the_next_tier_need_not_keep_does_not_go_to_and_fro() {
+    let (near, far) = (memory(), memory());
+    save_all(&near, &[1, 2, 3, 4]);
+    let text = tables(&["near", "far"]).replacen("place", "keep_last = 3\nplace", 1);
+    let text = format!("{text}keep_last = 1\n");
+    let runner = start(&config(&text), &[Arc::clone(&near), Arc::clone(&far)]);
+    settle(&runner);
+    until(&runner, "removed", |_| (steps(&near), steps(&far)) == (vec![2, 3, 4], vec![2, 3, 4]));
+    let before = tier(&runner.status(), "far").written_bytes;
+    (0..10).for_each(|_| assert!(runner.look(LONG)));
+    assert_eq!(tier(&runner.status(), "far").written_bytes, before);
+    // What the first no longer keeps goes from both.
+    save(&near, 5, 5, 1);
+    runner.wake();
+    settle(&runner);
+    until(&runner, "removed", |_| (steps(&near), steps(&far)) == (vec![3, 4, 5], vec![3, 4, 5]));
 }

@@ -6,6 +6,7 @@
 //! | [`route`] | from a request to an answer |
 //! | [`act`] | actions, of the API and of forms |
 //! | [`pool`] | threads for them, bounded |
+//! | [`peers`] | connections by address, bounded |
 //! | [`renew`] | tokens and certificates that are replaced |
 //! | [`form`] | what forms of the page may ask for |
 //! | [`body`] | bodies of requests, bounded |
@@ -21,6 +22,7 @@ mod act;
 mod answer;
 mod body;
 mod form;
+mod peers;
 mod pool;
 mod renew;
 mod route;
@@ -47,12 +49,15 @@ use crate::metrics::Counts;
 use crate::session::Sessions;
 use crate::settings::Checked;
 use access::Access;
+use peers::Peers;
 use pool::Pool;
 pub(crate) use renew::Files;
 use renew::Tls;
 
 /// Connections at a time; more wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 128;
+/// Of those, the ones of one address; more are closed.
+const OF_ADDRESS_MAX: usize = 64;
 /// For the handshake of TLS.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// For the head of a request, from the first byte or the end of the answer before.
@@ -110,14 +115,19 @@ impl Http {
             .map_err(|error| Error::io("cannot listen", error))?;
         let (site, tls) = (self.site, self.tls);
         tokio::spawn(renew::watch(self.files, Arc::clone(&site), tls.clone(), end.clone()));
+        let peers = Arc::new(Peers::default());
         let start = |stream: TcpStream, place| {
             // Who is gone already needs no answer.
             let Ok(peer) = stream.peer_addr() else { return Ok(()) };
             let peer = peer.ip().to_canonical();
+            let Some(seat) = peers.enter(peer, OF_ADDRESS_MAX) else {
+                site.counts.denied();
+                return Ok(());
+            };
             let (site, end) = (Arc::clone(&site), end.clone());
             let tls = tls.as_ref().map(|tls| tls.acceptor());
             tokio::spawn(async move {
-                let _place = place;
+                let _places = (place, seat);
                 site.counts.http_connections.fetch_add(1, Ordering::Relaxed);
                 let _ = timeout(CONNECTION_TIME, connection(&site, tls, stream, peer, end)).await;
                 site.counts.http_connections.fetch_sub(1, Ordering::Relaxed);

@@ -13,7 +13,7 @@ pub struct Counts {
     requests: Mutex<BTreeMap<&'static str, u64>>,
     /// By action and whether it was done.
     actions: Mutex<BTreeMap<(&'static str, bool), u64>>,
-    /// Wrong tokens, wrong peers.
+    /// Wrong tokens, users that may not, connections too many.
     pub(crate) denied: AtomicU64,
     pub(crate) http_connections: AtomicI64,
     pub(crate) socket_clients: AtomicI64,

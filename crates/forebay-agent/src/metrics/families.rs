@@ -256,7 +256,7 @@ pub(crate) const FAMILIES: &[Family] = &[
         "forebay_agent_denied_total",
         Counter,
         &[],
-        "Wrong tokens and users that may not",
+        "Wrong tokens, users that may not, connections too many",
         |c, to| to.add(&[], c.denied.load(Ordering::Relaxed) as f64),
     ),
     agent(

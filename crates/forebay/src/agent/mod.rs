@@ -3,6 +3,7 @@
 
 mod log;
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,7 +80,10 @@ pub(crate) fn run(args: &AgentArgs, global: &Global, console: &Console) -> Resul
     let (exporter, layer) = traces.transpose()?.unzip();
     log::start(global.verbose, args.log_format == LogFormat::Json, layer)?;
     interrupt::grace(GRACE);
-    interrupt::reloads();
+    // On a terminal it is the end of that, and of what runs there.
+    if !std::io::stdin().is_terminal() {
+        interrupt::reloads();
+    }
     let mut service = Service::start(&config, counts)?;
     started(&service, &config, console);
     while interrupt::received().is_none() {

@@ -116,6 +116,7 @@ fn places_are_kept_for_root_and_the_agents_user() {
         shared.start(server, peer, None, ended.clone()).unwrap();
         client
     };
+    const { assert!(OTHERS_MAX * 4 <= CLIENTS_MAX * 3, "a quarter is for them") };
     let mut held: Vec<_> = (0..OTHERS_MAX).map(|_| connect(other)).collect();
     let refused = ask(&connect(other)).unwrap_or_else(|error| error.render());
     assert!(refused.contains("as many clients"), "{refused}");

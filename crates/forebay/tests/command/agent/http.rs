@@ -173,12 +173,17 @@ fn the_audit_log_says_from_where_and_by_what() {
     let resume = format!("form={form}&job=default&action=resume&tier=shared");
     assert_eq!(agent.http("POST /actions", &cookie, &resume).0, 303);
     agent.client().act(None, &serde_json::json!({"action": "pause", "tier": "archive"})).unwrap();
-    let mut who = Vec::new();
-    forebay_tier::audit_log::verify(&site.path("audit.log"), None, |record| {
-        who.push(record.event.who.clone());
-        Ok(())
-    })
-    .unwrap();
+    // It is written behind what happens.
+    let (start, mut who) = (Instant::now(), Vec::new());
+    while who.len() < 3 {
+        assert!(start.elapsed() < LONG, "{who:?}: {}", agent.log());
+        who.clear();
+        forebay_tier::audit_log::verify(&site.path("audit.log"), None, |record| {
+            who.push(record.event.who.clone());
+            Ok(())
+        })
+        .unwrap();
+    }
     let [bearer, button, local] = who.as_slice() else { panic!("{who:?}") };
     assert_eq!(bearer, "http 127.0.0.1 bearer");
     let name = button.strip_prefix("http 127.0.0.1 session ").unwrap();
@@ -257,6 +262,28 @@ fn what_is_too_large_or_odd_is_refused() {
     let text = "Content-Type: text/plain\r\n".to_owned() + &bearer(ACT_TOKEN);
     assert_eq!(agent.http("POST /api/v1/actions", &text, r#"{"action":"wake"}"#).0, 415);
     assert_eq!(agent.get("/").0, 200, "it goes on");
+}
+
+#[test]
+fn one_address_does_not_take_all_places() {
+    let site = Site::new("", OPEN);
+    let agent = site.start();
+    let held: Vec<_> = (0..64).map(|_| agent.connect()).collect();
+    let mut more = agent.connect();
+    let mut byte = [0];
+    assert!(matches!(more.read(&mut byte), Ok(0) | Err(_)), "it is closed");
+    let (_, metrics) = {
+        drop(held);
+        let start = Instant::now();
+        loop {
+            if let Some(answer) = agent.try_http("GET /metrics", "", "") {
+                break answer;
+            }
+            assert!(start.elapsed() < LONG, "never let in again");
+        }
+    };
+    let denied = metrics.lines().find_map(|line| line.strip_prefix("forebay_agent_denied_total "));
+    assert!(denied.unwrap().parse::<u64>().unwrap() >= 1, "{denied:?}");
 }
 
 #[test]

@@ -124,7 +124,7 @@ impl Site {
     fn run(&self, mut command: std::process::Command) -> Agent {
         let log = self.path("agent.log");
         let file = std::fs::File::create(&log).unwrap();
-        command.stderr(file).stdout(Stdio::null());
+        command.stderr(file).stdout(Stdio::null()).stdin(Stdio::null());
         let mut agent = Agent {
             child: command.spawn().unwrap(),
             socket: self.path("run/agent.sock"),

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::os::unix::fs::symlink;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_agent::Client;
 use forebay_error::Code;
@@ -76,6 +76,38 @@ fn a_folder_that_is_handed_over_is_moved_when_its_client_is_gone() {
     client.untrack("run7").unwrap();
     assert_eq!(client.untrack("run7").unwrap_err().code(), Code::NotFound);
     assert_eq!(client.jobs().unwrap(), ["default"]);
+}
+
+/// A cap is the machine's: with more jobs it is not more.
+#[test]
+fn all_jobs_go_through_one_limit() {
+    let site = Site::new("write_limit = \"2 MB/s\"", "");
+    for job in ["a", "b", "c"] {
+        std::fs::create_dir(site.path(job)).unwrap();
+        // 2 MB each.
+        site.save(job, &[1], &State::new(1).with_rows(512));
+    }
+    let agent = site.start();
+    let start = Instant::now();
+    for job in ["a", "b", "c"] {
+        let folder = std::fs::File::open(site.path(job)).unwrap();
+        agent.client().track(job, folder.as_fd()).unwrap();
+    }
+    let mut bytes = 0;
+    for job in ["a", "b", "c"] {
+        let status = agent.until(Some(job), "everywhere", |status| all_there(status, 1));
+        bytes += status.tiers[1].written_bytes;
+    }
+    let time = start.elapsed().as_secs_f64();
+    assert!(bytes > 4_000_000, "{bytes}");
+    assert!(bytes as f64 / time < 2.2e6, "{bytes} bytes in {time} s");
+    // Set or paused for one, it is so for all.
+    let mut client = agent.client();
+    client.act(Some("a"), &json!({"action": "pause", "tier": "archive"})).unwrap();
+    client.act(None, &json!({"action": "set_caps", "tier": "shared", "write": 77})).unwrap();
+    agent.until(Some("b"), "paused, and with that cap", |status| {
+        status.tiers[2].paused && status.tiers[1].write_cap == Some(77)
+    });
 }
 
 #[test]

@@ -214,7 +214,7 @@ def test_the_configuration_says_where_the_agent_is(
 
 
 def test_what_cannot_be_handed_over_is_refused(tmp_path: Path) -> None:
-    for odd in (7, b"x", ["x"]):
+    for odd in (7, b"x", ["x"], "", None):
         with pytest.raises(forebay.Error, match="path of a socket") as raised:
             Checkpointer(tmp_path, agent=odd)  # type: ignore[arg-type]
         assert raised.value.code == "usage"
@@ -226,3 +226,11 @@ def test_what_cannot_be_handed_over_is_refused(tmp_path: Path) -> None:
     with pytest.raises(forebay.Error, match="handing over to an agent needs a folder"):
         Checkpointer("s3://bucket/run", agent=True)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_made_is_told_by_the_save(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.warns(UserWarning, match="cannot open the folder"):
+        checkpoints = Checkpointer(tmp_path / "file" / "run7", agent=tmp_path / "none")
+    with pytest.raises(forebay.Error):
+        checkpoints.save(1, state(1), blocking=True)

@@ -10,6 +10,7 @@ that is committed tries again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -44,6 +45,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: States of a copy that is not where it should be yet.
 _UNDER_WAY = ("waiting", "moving", "partial")
 
+#: Healths of a tier of which nobody knows what it needs.
+_UNSEEN = ("unknown", "down")
+
 _log = logging.getLogger("forebay")
 
 
@@ -63,7 +67,9 @@ class Agent:
 
     def introduce(self) -> None:
         """Hands the folder over before anything is saved there; a warning if nobody takes it."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            # What it is that cannot be made is told by who opens it.
+            self._folder.mkdir(parents=True, exist_ok=True)
         error = self.hand_over()
         if error is not None:
             what = "what is saved stays there until an agent takes it"
@@ -207,8 +213,10 @@ def _unreachable(error: OSError, path: str) -> Error:
 
 
 def _is_done(status: Mapping[str, Any], newest: int | None) -> bool:
-    """Whether an agent has seen the newest step, and has nothing left to move."""
+    """Whether an agent has seen all tiers and the newest step, and has nothing left to move."""
     steps = status["steps"]
+    if any(tier["health"] in _UNSEEN for tier in status["tiers"]):
+        return False
     seen = newest is None or any(
         step["step"] == newest and step["copies"][0] == "committed" for step in steps
     )

@@ -78,9 +78,9 @@ def parse(
     check_count("keep_every", keep_every)
     check_count("threads", threads, _THREADS_MAX)
     place = place_of(directory).absolute()
-    if not isinstance(agent, bool | str | os.PathLike):
+    if not isinstance(agent, bool | str | os.PathLike) or not agent and agent is not False:
         raise usage(f"agent is {agent!r}, True or the path of a socket is needed")
-    handed = Agent(agent, agent_job, place) if agent else None
+    handed = None if agent is False else Agent(agent, agent_job, place)
     if (tiers is not None or handed is not None) and (
         keep_last is not None or keep_every is not None
     ):

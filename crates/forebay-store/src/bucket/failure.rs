@@ -121,6 +121,21 @@ pub(super) fn is_refusal(raw: &Raw, note: &Note) -> bool {
     }
 }
 
+/// Whether a refusal is of the credentials, by the store's own code for it, and not of a permission that is lacking.
+pub(super) fn is_of_credentials(error: &Error) -> bool {
+    let codes = [
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "InvalidSecurity",
+        "RequestTimeTooSkewed",
+        "RequestExpired",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    ];
+    codes.iter().any(|code| error.what().contains(code))
+}
+
 fn code_of(raw: &Raw, note: &Note) -> Code {
     use object_store::client::HttpErrorKind as Kind;
     match (raw, note.status) {

@@ -172,8 +172,6 @@ impl Store for ObjectStore {
         self.client.name.clone()
     }
 
-    /// Where the store could not be asked, nothing is held against it: the call that needs an ability asks again, and
-    /// fails with the reason.
     fn above(&self) -> Result<Option<(Arc<dyn Store>, String)>> {
         let Some(name) = self.client.prefix.rsplit('/').next().filter(|name| !name.is_empty())
         else {
@@ -186,6 +184,8 @@ impl Store for ObjectStore {
         Ok(Some((shared_store(url, &self.client.settings)?, name.to_owned())))
     }
 
+    /// Where the store could not be asked, nothing is held against it: the call that needs an ability asks again, and
+    /// fails with the reason.
     fn abilities(&self) -> Abilities {
         self.probe().unwrap_or_else(|error| {
             tracing::warn!(%error, "what the store honours is not known");

@@ -15,7 +15,7 @@ use std::time::Duration;
 use forebay_error::{Code, Error};
 use tokio::time::Instant;
 
-use super::failure::{Failed, Kind, error_of, is_refusal, kind_of};
+use super::failure::{Failed, Kind, error_of, is_of_credentials, is_refusal, kind_of};
 use super::gate::Gate;
 use super::place::Provider;
 use super::renewal::Renewal;
@@ -78,6 +78,31 @@ impl Retries {
     pub(super) async fn ask<T, F>(
         &self,
         ask: &Ask<'_>,
+        request: impl FnMut() -> F,
+    ) -> Result<(T, Note), Failed>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        self.ask_as(ask, true, request).await
+    }
+
+    /// The same for what who may write need not be let do: that a permission is lacking for it is no reason to doubt
+    /// the credentials.
+    pub(super) async fn ask_beside<T, F>(
+        &self,
+        ask: &Ask<'_>,
+        request: impl FnMut() -> F,
+    ) -> Result<(T, Note), Failed>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        self.ask_as(ask, false, request).await
+    }
+
+    async fn ask_as<T, F>(
+        &self,
+        ask: &Ask<'_>,
+        is_needed: bool,
         mut request: impl FnMut() -> F,
     ) -> Result<(T, Note), Failed>
     where
@@ -96,6 +121,7 @@ impl Retries {
                 Err(failed) => failed,
             };
             let Tried { kind, mut error, note, refused } = failed;
+            let refused = refused && (is_needed || is_of_credentials(&error));
             if refused && self.renewal.refused(sent) && !std::mem::replace(&mut renewed, true) {
                 continue;
             }

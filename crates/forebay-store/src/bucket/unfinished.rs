@@ -12,20 +12,28 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use forebay_error::{Code, Error, Result};
+use futures_util::TryStreamExt;
 use http::Method;
 use object_store::Error as Raw;
 use object_store::aws::{AmazonS3, AwsAuthorizer, AwsCredentialProvider};
-use object_store::client::{HttpClient, HttpRequest, HttpRequestBody};
+use object_store::client::{HttpClient, HttpRequest, HttpRequestBody, HttpResponseBody};
 use serde::Deserialize;
 use url::Url;
 
 use super::client::Client;
+use super::failure::{Failed, is_of_credentials};
 use crate::object::{Age, Listed};
 
 /// Most uploads in one answer: S3's limit.
 const PAGE: &str = "1000";
 /// Most bytes of an answer: a thousand uploads have keys of at most 1 KiB, escaped at worst six times as long.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// Most answers that one list is made of: a server that gives one upload at a time has a thousand.
+const PAGES_MAX: u32 = 1000;
+
+/// After which upload a page begins: its key, and its id where the server told that.
+type Mark = (String, Option<String>);
 
 /// What it takes to ask S3 by hand.
 pub(super) struct Uploads {
@@ -111,27 +119,27 @@ impl Uploads {
         }
         let response = self.http.execute(request).await.map_err(generic)?;
         let status = response.status();
-        let body = response.into_body().bytes().await.map_err(generic)?;
-        if body.len() > ANSWER_BYTES_MAX {
-            return Err(generic("an answer that is too long"));
-        }
+        let body = bounded(response.into_body()).await?;
         if status == http::StatusCode::NOT_FOUND {
             let path = url.path().to_owned();
             return Err(Raw::NotFound { path, source: said(&body).into() });
         }
         match status.is_success() {
-            true => Ok(body.to_vec()),
+            true => Ok(body),
             false => Err(generic(said(&body))),
         }
     }
 
-    fn page(&self, prefix: &str, after: Option<&(String, String)>) -> Url {
+    fn page(&self, prefix: &str, after: Option<&Mark>) -> Url {
         let mut url = self.bucket.clone();
         let mut query = url.query_pairs_mut();
         query.append_pair("uploads", "").append_pair("prefix", prefix);
         query.append_pair("max-uploads", PAGE);
         if let Some((key, id)) = after {
-            query.append_pair("key-marker", key).append_pair("upload-id-marker", id);
+            query.append_pair("key-marker", key);
+            if let Some(id) = id {
+                query.append_pair("upload-id-marker", id);
+            }
         }
         drop(query);
         url
@@ -151,6 +159,20 @@ pub(super) fn generic(source: impl Into<Box<dyn std::error::Error + Send + Sync>
     Raw::Generic { store: "S3", source: source.into() }
 }
 
+/// A body, if it is not longer than any answer; no more of it is read.
+async fn bounded(body: HttpResponseBody) -> object_store::Result<Vec<u8>> {
+    let (mut pieces, mut all) = (body.bytes_stream(), Vec::new());
+    while let Some(piece) = pieces.try_next().await.map_err(generic)? {
+        if all.len() + piece.len() > ANSWER_BYTES_MAX {
+            // It would be as long the next time.
+            let source = format!("an answer of more than {ANSWER_BYTES_MAX} bytes").into();
+            return Err(Raw::NotSupported { source });
+        }
+        all.extend_from_slice(&piece);
+    }
+    Ok(all)
+}
+
 /// The body of a refusal, for what is told of it to be picked from.
 fn said(body: &[u8]) -> String {
     String::from_utf8_lossy(body.get(..4096).unwrap_or(body)).into_owned()
@@ -162,15 +184,14 @@ impl Client {
         let Some(uploads) = &self.uploads_by_hand else { return Ok(Vec::new()) };
         let below = self.full(prefix);
         let mut found = Vec::new();
-        let mut after: Option<(String, String)> = None;
-        loop {
+        let mut after: Option<Mark> = None;
+        for _ in 0..PAGES_MAX {
             let url = uploads.page(&below, after.as_ref());
             let ask = self.ask("cannot list unfinished uploads", prefix, ANSWER_BYTES_MAX as u64);
-            let asked = self.retries.ask(&ask, || uploads.ask(Method::GET, &url)).await;
+            let asked = self.retries.ask_beside(&ask, || uploads.ask(Method::GET, &url)).await;
             let (body, note) = match asked {
                 Ok(answer) => answer,
-                // Servers that do not know the request; and who may write need not be let list.
-                Err(failed) if matches!(failed.status, Some(400 | 403 | 404 | 405 | 501)) => {
+                Err(failed) if is_unknown(&failed) => {
                     tracing::debug!(error = %failed.error, "unfinished uploads are not known");
                     return Ok(Vec::new());
                 }
@@ -186,13 +207,23 @@ impl Client {
                 let what = format!("more than {limit} unfinished uploads");
                 return Err(Error::new(Code::Unsupported, what).at(self.place(prefix)));
             }
-            let next = answer.next_key_marker.zip(answer.next_upload_id_marker);
-            // A server that gives the same mark again would be asked for ever.
-            after = match next.filter(|next| answer.is_truncated && after.as_ref() != Some(next)) {
-                Some(next) => Some(next),
-                None => return Ok(found),
-            };
+            if !answer.is_truncated {
+                return Ok(found);
+            }
+            let next = answer.next_key_marker.map(|key| (key, answer.next_upload_id_marker));
+            // A server that gives no mark, or the same again, would be asked the same for ever.
+            if next.is_none() || next == after {
+                return Err(self.unlisted(prefix, "says that there are more, and not from where"));
+            }
+            after = next;
         }
+        Err(self.unlisted(prefix, "has more pages of them than anybody reads"))
+    }
+
+    /// Where not all can be listed, none is taken for all.
+    fn unlisted(&self, prefix: &str, what: &str) -> Error {
+        let what = format!("unfinished uploads cannot be listed: the store {what}");
+        Error::new(Code::Unsupported, what).at(self.place(prefix))
     }
 
     fn parse(&self, body: &[u8]) -> Result<Answer> {
@@ -225,12 +256,19 @@ impl Client {
         let Some(uploads) = &self.uploads_by_hand else { return Ok(()) };
         let url = uploads.of(&self.full(&upload.key), &upload.id)?;
         let ask = self.ask("cannot abort an unfinished upload", &upload.key, 0);
-        match self.retries.ask(&ask, || uploads.ask(Method::DELETE, &url)).await {
+        match self.retries.ask_beside(&ask, || uploads.ask(Method::DELETE, &url)).await {
             Ok(_) => Ok(()),
             Err(failed) if failed.status == Some(404) => Ok(()),
             Err(failed) => Err(failed.into()),
         }
     }
+}
+
+/// Servers that do not know the request; and who may write need not be let list. What is wrong with the credentials, or
+/// with a clock, is told.
+fn is_unknown(failed: &Failed) -> bool {
+    let refused = matches!(failed.status, Some(400 | 403 | 404 | 405 | 501));
+    refused && !is_of_credentials(&failed.error)
 }
 
 /// Nothing where either time is not told: then it counts as new.

@@ -192,10 +192,10 @@ impl Shared {
         if matches!(*part, Part::Untouched) {
             // Room is waited for without the part, which others fill.
             drop(part);
-            let room = self.client.room.take(len as u64, || self.check().map_err(into_io))?;
+            let mut room = self.client.room.take(len as u64, || self.check().map_err(into_io))?;
             part = lock(slot);
             if matches!(*part, Part::Untouched) {
-                *part = Part::Filling { buffer: vec![0; len], filled: 0, room };
+                *part = Part::Filling { buffer: room.buffer(), filled: 0, room };
             }
         }
         let Part::Filling { buffer, filled, .. } = &mut *part else {
@@ -226,8 +226,11 @@ impl Shared {
         let mut state = self.state();
         state.flying += 1;
         let task = self.client.handle.spawn(async move {
-            let sent = shared.send_part(index, bytes).await;
-            drop(room);
+            let sent = shared.send_part(index, &bytes).await;
+            match room {
+                Some(room) if bytes.is_unique() => room.give_back(Vec::from(bytes)),
+                room => drop((bytes, room)),
+            }
             let mut state = shared.state();
             state.flying -= 1;
             match sent {
@@ -245,7 +248,7 @@ impl Shared {
         state.tasks.push(task.abort_handle());
     }
 
-    async fn send_part(&self, index: usize, bytes: Bytes) -> Result<Option<PartId>> {
+    async fn send_part(&self, index: usize, bytes: &Bytes) -> Result<Option<PartId>> {
         let client = &self.client;
         let _pass = client.uploads.enter().await;
         let len = bytes.len() as u64;
@@ -254,12 +257,12 @@ impl Shared {
             ..client.ask("cannot upload a part of an object", &self.key, len)
         };
         if self.parts.len() <= 1 {
-            self.put_whole(&bytes).await?;
+            self.put_whole(bytes).await?;
             client.uploads.moved(len);
             return Ok(None);
         }
         if let Some(begun) = &self.begun {
-            let sum = begun.kind.of(&bytes);
+            let sum = begun.kind.of(bytes);
             let has = begun.has(index, &sum);
             self.note_sum(index, sum);
             if has {

@@ -37,6 +37,7 @@ mod lock;
 mod place;
 mod root;
 mod small;
+mod stale;
 mod temp;
 mod version;
 

@@ -15,6 +15,8 @@ use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+use super::stale::{again, is_stale};
+
 /// How often the kernel may say that somebody renames folders at this moment.
 const RACES_MAX: usize = 100;
 
@@ -106,10 +108,11 @@ impl Root {
 
     /// What has this key, the last name not followed; `None` where nothing has.
     pub(crate) fn stat(&self, key: &str) -> Result<Option<Stat>, Errno> {
-        let found = self
-            .parent(key)
-            .and_then(|(folder, name)| rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW));
-        match found {
+        let look = || {
+            let (folder, name) = self.parent(key)?;
+            rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)
+        };
+        match again(look, |errno| is_stale(*errno)) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
             Err(errno) => Err(errno),
@@ -118,9 +121,14 @@ impl Root {
 
     /// Opens a regular file for reading, behind links too. `None` where there is none; `INVAL` for what is no file.
     pub(crate) fn open_file(&self, key: &str) -> Result<Option<(std::fs::File, Stat)>, Errno> {
-        if self.reads_inside {
-            return self.open_file_inside(key);
-        }
+        let open = || match self.reads_inside {
+            true => self.open_file_inside(key),
+            false => self.open_file_anywhere(key),
+        };
+        again(open, |errno| is_stale(*errno))
+    }
+
+    fn open_file_anywhere(&self, key: &str) -> Result<Option<(std::fs::File, Stat)>, Errno> {
         // Opening a pipe would wait for a writer, opening some devices has effects: look first, believe the descriptor.
         match rustix::fs::statat(&self.fd, key, AtFlags::empty()) {
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),

@@ -9,6 +9,7 @@ use super::PosixStore;
 use super::files::Synced;
 use super::place::{Placed, Source};
 use super::root::split;
+use super::stale::{again, is_stale};
 use super::temp::{FileId, Temp};
 use super::version::version;
 use crate::object::{Expect, Published, Version};
@@ -16,14 +17,33 @@ use crate::object::{Expect, Published, Version};
 /// Memory that is taken on the word of a file's size.
 const AT_ONCE: u64 = 64 << 10;
 
+/// Why something was not read.
+enum Trouble {
+    /// The name led to what is gone.
+    Stale(Errno),
+    Other(Error),
+}
+
 impl PosixStore {
     pub(super) fn read_small(
         &self,
         key: &str,
         max_bytes: u64,
     ) -> Result<Option<(Vec<u8>, Version)>> {
+        let read = again(
+            || self.read_once(key, max_bytes),
+            |trouble| matches!(trouble, Trouble::Stale(_)),
+        );
+        read.map_err(|trouble| match trouble {
+            Trouble::Stale(errno) => self.failed("cannot read", key, errno),
+            Trouble::Other(error) => error,
+        })
+    }
+
+    fn read_once(&self, key: &str, max_bytes: u64) -> Result<Option<(Vec<u8>, Version)>, Trouble> {
         let opened = self.root.open_file(key);
-        let opened = opened.map_err(|errno| self.failed("cannot open", key, errno))?;
+        let opened =
+            opened.map_err(|errno| Trouble::Other(self.failed("cannot open", key, errno)))?;
         let Some((file, stat)) = opened else { return Ok(None) };
         let size = u64::try_from(stat.st_size).unwrap_or(0);
         // As much as there seems to be, at once if that is little; beyond it memory is taken as bytes arrive.
@@ -32,12 +52,16 @@ impl PosixStore {
         if size <= max_bytes {
             // One byte more than may be there tells whether it grew.
             let read = file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes);
-            read.map_err(|error| Error::io("cannot read", error).at(self.place(key)))?;
+            read.map_err(|error| match Errno::from_io_error(&error) {
+                Some(errno) if is_stale(errno) || errno == Errno::NOENT => Trouble::Stale(errno),
+                _ => Trouble::Other(Error::io("cannot read", error).at(self.place(key))),
+            })?;
         }
         let size = size.max(bytes.len() as u64);
         if size > max_bytes {
             let what = format!("object has {size} bytes, at most {max_bytes} are read");
-            return Err(Error::new(Code::Unsupported, what).at(self.place(key)));
+            let error = Error::new(Code::Unsupported, what).at(self.place(key));
+            return Err(Trouble::Other(error));
         }
         let version = version(&stat, &bytes);
         Ok(Some((bytes, version)))

@@ -99,17 +99,23 @@ pub(crate) fn moto() -> Option<Server> {
     Some(Server { address, _folder: None })
 }
 
-/// The S3 gateway of JuiceFS: ignores preconditions and checksums.
-pub(crate) fn juicefs() -> Option<Server> {
-    let program = program("FOREBAY_TEST_JUICEFS")?;
-    let folder = tempfile::tempdir().unwrap();
-    let meta = format!("sqlite3://{}", folder.path().join("meta.db").display());
-    let data = format!("{}/", folder.path().join("data").display());
-    let formatted = Command::new(&program)
+/// Makes a JuiceFS file system in a folder; where its metadata are.
+pub(crate) fn format_juicefs(program: &Path, folder: &Path) -> String {
+    let meta = format!("sqlite3://{}", folder.join("meta.db").display());
+    let data = format!("{}/", folder.join("data").display());
+    let formatted = Command::new(program)
         .args(["format", "--storage", "file", "--bucket", &data, &meta, BUCKET])
         .stderr(Stdio::null())
         .status();
     assert!(formatted.unwrap().success());
+    meta
+}
+
+/// The S3 gateway of JuiceFS: ignores preconditions and checksums.
+pub(crate) fn juicefs() -> Option<Server> {
+    let program = program("FOREBAY_TEST_JUICEFS")?;
+    let folder = tempfile::tempdir().unwrap();
+    let meta = format_juicefs(&program, folder.path());
     let port = free_port();
     let mut command = dying(&program);
     command.args(["gateway", &meta, &format!("127.0.0.1:{port}")]);

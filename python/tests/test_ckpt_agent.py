@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from ckpt_cases import harness, tiers
 from test_export import command
 
 import forebay
@@ -168,6 +169,14 @@ def test_with_tiers_restores_look_there_and_nothing_moves_here(
     assert is_committed(far, 3)
 
 
+def test_ranks_save_and_the_first_hands_over(
+    site: Path, start: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    start()
+    for told in harness.run(tiers.saves_and_comes_back, 2, str(site), str(site / "agent.sock")):
+        assert told == {"step": 2, "equal": True, "drained": True, "latest": 3, "far": [1, 2, 3]}
+
+
 def test_nothing_moves_in_this_process_where_an_agent_is_to(site: Path) -> None:
     near, far = site / "run7", site / "shared" / "run7"
     with pytest.warns(UserWarning, match="not handed over"):
@@ -175,6 +184,9 @@ def test_nothing_moves_in_this_process_where_an_agent_is_to(site: Path) -> None:
     with checkpoints:
         checkpoints.save(1, state(1), blocking=True)
         time.sleep(3.0)
+        told = checkpoints.tier_status()
+        assert "no agent listens" in told["agent"]["error"]
+        assert [step["step"] for step in told["steps"]] == [1], "what is seen from here"
     assert not far.exists() or not is_committed(far, 1)
 
 

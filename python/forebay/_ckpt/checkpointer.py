@@ -374,9 +374,14 @@ class Checkpointer:
         """How the tiers stand: what `forebay tier status --json` has. With an agent it is asked, and `agent` says how far
         the directory was handed over: `socket`, `job`, `places`, `error`. To be called by rank 0."""
         self._check_process()
-        if self._settings.agent is not None:
-            return self._settings.agent.status()
-        return self._tiers().status()
+        agent, tiers = self._settings.agent, self._settings.tiers
+        if agent is None:
+            return self._tiers().status()
+        told = agent.status()
+        if told["tiers"] or tiers is None:
+            return told
+        # What this process sees itself.
+        return {**tiers.status(), "agent": told["agent"]}
 
     def drain(self, timeout: float = 3600.0) -> bool:
         """Waits until every committed step is where it should be, after the end of the save under way; False if that takes

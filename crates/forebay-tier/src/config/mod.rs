@@ -24,8 +24,8 @@
 //! before the file before the default; [`Config::settings`] says for each which it was. Keys that are not known, and
 //! variables that begin with `FOREBAY_TIER` and stand for none, are errors: a limit that is misspelled must not be no
 //! limit. Other variables that begin with `FOREBAY_` may be of something else (Kubernetes makes some that begin with
-//! `FOREBAY_AGENT_` for a service of that name) and are left alone. No key is for a secret: files of tokens and keys are
-//! named, credentials of buckets come from their usual chain.
+//! `FOREBAY_AGENT_` for a service of that name) and are left alone. No key is for a secret: files of tokens and keys
+//! are named, credentials of buckets come from their usual chain.
 //!
 //! `file` takes the text apart, `section` reads one table, `value` knows the spellings.
 

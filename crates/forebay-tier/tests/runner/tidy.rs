@@ -98,6 +98,21 @@ fn a_copy_whose_removal_is_announced_is_no_reason_to_remove_the_other() {
 }
 
 #[test]
+fn an_announcement_of_a_remover_that_was_killed_holds_nothing_for_ever() {
+    let (near, memory) = (memory(), MemoryStore::new());
+    let far: Arc<dyn Store> = Arc::new(memory.clone());
+    save_all(&near, &[1, 2]);
+    drained(&near, &far);
+    let announcement = format!("step-1/.forebay/{}/removing", AttemptId { run: RUN, save: 1 });
+    far.put(&announcement, &[]).unwrap();
+    memory.advance(Duration::from_secs(660));
+    let runner = start(&config(&keeping_one(false)), &[Arc::clone(&near), Arc::clone(&far)]);
+    until(&runner, "removed", |_| steps(&near) == [2]);
+    assert!(far.get(&announcement, 64).unwrap().is_none(), "who only slept must not find it");
+    assert_eq!(steps(&far), [1, 2]);
+}
+
+#[test]
 fn a_removal_that_fails_is_tried_again_later_and_later_and_told() {
     let (near, far) = (memory(), memory());
     save_all(&near, &[1, 2]);

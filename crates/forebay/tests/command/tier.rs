@@ -150,6 +150,25 @@ fn pins_and_holds_are_set_respected_by_prune_and_taken_away() {
     assert_eq!(world.committed("far"), [10, 20, 30]);
 }
 
+/// The other copy is not whole, so these cannot go: that is told, and nobody waits for it.
+#[test]
+fn a_prune_and_a_drain_end_where_a_removal_cannot_be_done() {
+    let world = World::new();
+    world.json(&["tier", "drain", "--set", "tier.near.keep_last=9"]);
+    for step in [10, 20] {
+        let folder = world.path(&format!("far/step-{step}"));
+        let file = files(&folder).into_keys().find(|name| name.ends_with(".distcp")).unwrap();
+        std::fs::remove_file(folder.join(file)).unwrap();
+    }
+    world.fails(&["tier", "prune"], 1, "2 copies cannot be removed");
+    let output = world.run(&["tier", "drain", "--json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["done"], &report["stuck"]), (&Value::Bool(false), &2.into()));
+    assert_eq!(report["removing"], 0);
+    assert_eq!(world.committed("near"), [10, 20, 30]);
+}
+
 #[test]
 fn a_step_is_promoted_and_exported() {
     let world = World::new();

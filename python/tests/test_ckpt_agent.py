@@ -225,6 +225,18 @@ def test_the_configuration_says_where_the_agent_is(
         assert told["agent"]["error"] is None
 
 
+def test_the_folder_of_the_configured_job_is_not_moved_twice(
+    site: Path, start: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    start()
+    with Checkpointer(site / "local", agent=site / "agent.sock") as checkpoints:
+        checkpoints.save(1, state(1))
+        assert checkpoints.drain(LONG_SECONDS)
+        assert checkpoints.tier_status()["agent"]["job"] == "default"
+    assert is_committed(site / "shared", 1)
+    assert not (site / "shared" / "local").exists()
+
+
 def test_what_cannot_be_handed_over_is_refused(tmp_path: Path) -> None:
     for odd in (7, b"x", ["x"], "", None):
         with pytest.raises(forebay.Error, match="path of a socket") as raised:

@@ -13,6 +13,8 @@
 //! too many jobs, a configuration that has nowhere to move to) stays kept and is tried again; only what is no folder
 //! any more is forgotten.
 //!
+//! A folder that is the configured first tier itself is that job's, whatever a client calls it.
+//!
 //! Caps and pauses are the machine's: all jobs share those of the configured tiers.
 
 use std::collections::BTreeMap;
@@ -216,7 +218,7 @@ impl Trackers {
                 return Err(Error::new(Code::AlreadyExists, what).at(job));
             }
             known.runner.wake();
-            return Ok(json!({ "places": known.places }));
+            return Ok(json!({ "job": job, "places": known.places }));
         }
         if job == CONFIGURED {
             let what = "that is what the configured job is called";
@@ -231,7 +233,7 @@ impl Trackers {
         }
         tracing::info!(job, uid, places = places.join(" -> "), "a folder was handed over");
         state.tracked.insert(job.to_owned(), Place::Moved(started));
-        Ok(json!({ "places": places }))
+        Ok(json!({ "job": job, "places": places }))
     }
 }
 
@@ -255,6 +257,15 @@ impl Trackers {
         Ok(())
     }
 
+    /// Where all tiers are, if a folder is the first of them: it is moved already, and must not be so twice.
+    fn places_of_configured(&self, id: (u64, u64)) -> Option<Vec<String>> {
+        let tiers = &self.tiers.config().tiers;
+        let places: Vec<String> = tiers.iter().map(|tier| absolute(&tier.place)).collect();
+        let first = places.first()?;
+        let stat = rustix::fs::stat(first.strip_prefix("file://").unwrap_or(first)).ok()?;
+        ((stat.st_dev, stat.st_ino) == id).then_some(places)
+    }
+
     /// Makes room for the folder of a job that was begun anew: where the one that is moved was removed.
     fn leave_if_removed(&self, job: &str) -> Result<()> {
         let known = match self.lock().tracked.get(job) {
@@ -274,7 +285,12 @@ impl Trackers {
 
 impl Tracker for Trackers {
     fn track(&self, job: &str, folder: OwnedFd, uid: u32) -> Result<Value> {
-        check_user(uid)?;
+        check_name(job)?;
+        let id = check_folder(&folder, uid)?;
+        if let Some(places) = self.places_of_configured(id) {
+            self.jobs.find(Some(CONFIGURED))?.wake();
+            return Ok(json!({ "job": CONFIGURED, "places": places }));
+        }
         self.leave_if_removed(job)?;
         self.begin(job, folder, uid, true)
     }

@@ -100,7 +100,10 @@ class Agent:
             told = self._ask({"request": "track", "job": self.job}, folder)
         finally:
             os.close(folder)
-        places = told.get("places") if isinstance(told, Mapping) else None
+        told = told if isinstance(told, Mapping) else {}
+        # The configured job's own folder is known by that name.
+        self.job = str(told.get("job", self.job))
+        places = told.get("places")
         return [str(place) for place in places] if isinstance(places, list) else []
 
     def status(self) -> dict[str, Any]:

@@ -72,7 +72,8 @@ impl Client {
         self.ask(&Request::Wake { job }, None, self.patience).map(drop)
     }
 
-    /// Hands a folder over: what is saved there is moved on, whatever becomes of this process. Says where to.
+    /// Hands a folder over: what is saved there is moved on, whatever becomes of this process. Says what the job is
+    /// called, and where it goes: `{"job", "places"}`.
     ///
     /// Errors: `usage` for a name that is none; `permission_denied` for a folder of another user; `already_exists` for
     /// a job of that name; I/O.

@@ -32,7 +32,8 @@ pub(crate) enum Request {
         job: Option<String>,
     },
     /// Moves what is saved in a folder, which comes as an open descriptor with the frame, to the configured tiers
-    /// after the first, there below `job`. It goes on when the client is gone. Answered with where copies go.
+    /// after the first, there below `job`. It goes on when the client is gone. Answered with its name, the folder and
+    /// where copies go.
     Track {
         /// What the job is called: 1 to 64 letters, digits, `.`, `-` and `_`, the first a letter or digit.
         job: String,

@@ -110,6 +110,19 @@ fn a_name_is_taken_until_its_runner_has_ended() {
 }
 
 #[test]
+fn the_configured_folder_is_not_moved_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let trackers = trackers(folder.path());
+    trackers.jobs.add(CONFIGURED, Still::new(Status::default())).unwrap();
+    let uid = rustix::process::geteuid().as_raw();
+    let local = folder.path().join("local");
+    let told = trackers.track("run7", open(&local), uid).unwrap();
+    let shared = folder.path().join("shared");
+    assert_eq!(told, json!({"job": "default", "places": [local, shared]}));
+    assert!(trackers.stop().is_empty());
+}
+
+#[test]
 fn who_hands_a_folder_over_is_told_whole_paths() {
     let here = std::env::current_dir().unwrap();
     assert_eq!(absolute("a/b"), here.join("a/b").display().to_string());

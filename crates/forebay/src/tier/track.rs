@@ -24,6 +24,8 @@ const END_TIME: Duration = Duration::from_secs(120);
 /// What the agent says.
 #[derive(Deserialize)]
 struct Told {
+    /// Its name for it: that of the configured job, where the folder is its own.
+    job: String,
     places: Vec<String>,
 }
 
@@ -46,8 +48,8 @@ pub(super) fn track(args: &TrackArgs, console: &Console) -> Result<Outcome> {
         Error::new(Code::Unsupported, "the agent's answer is not understood").with_source(error)
     })?;
     let written = match console.is_json() {
-        true => console.json(&Report { job: &job, places: &told.places }),
-        false => console.print(|out| print(out, &job, &told.places)),
+        true => console.json(&Report { job: &told.job, places: &told.places }),
+        false => console.print(|out| print(out, &told.job, &told.places)),
     };
     Outcome::Good.told(written, console)
 }

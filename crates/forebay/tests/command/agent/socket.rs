@@ -57,7 +57,7 @@ fn a_folder_that_is_handed_over_is_moved_when_its_client_is_gone() {
     assert_eq!(places["places"][1], text(&shared), "{places}");
     // Once more is no error; another folder under that name is.
     client.track("run7", folder.as_fd()).unwrap();
-    let other = std::fs::File::open(site.path("local")).unwrap();
+    let other = std::fs::File::open(site.path("shared")).unwrap();
     assert_eq!(client.track("run7", other.as_fd()).unwrap_err().code(), Code::AlreadyExists);
     assert_eq!(client.track("../x", other.as_fd()).unwrap_err().code(), Code::Usage);
     let file = std::fs::File::open(&site.config).unwrap();
@@ -135,9 +135,13 @@ fn the_command_hands_a_folder_over_and_takes_it_back() {
     assert_eq!((&json["job"], &json["places"][2]), (&json!("run7"), &json!(archive)));
     agent.until(Some("run7"), "everything everywhere", |status| all_there(status, 1));
     verify(&archive, 5);
-    let other = run(&["track", text(&site.path("local")), "--name", "run7"]);
+    let other = run(&["track", text(&site.path("shared")), "--name", "run7"]);
     assert_eq!(other.0, Some(1), "{other:?}");
     assert!(other.2.contains("error[already_exists]: another folder"), "{other:?}");
+    // What is the configured job's already is not moved twice.
+    let (code, shown, said) = run(&["track", text(&site.path("local")), "--name", "mine"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(shown.starts_with("default: steps of "), "{shown}");
     let step = folder.join(forebay_checkpoint::commit::step_folder(5));
     for wrong in [text(&step), "s3://bucket/run", text(&site.config), "/nonexistent"] {
         let (code, _, said) = run(&["track", wrong]);

@@ -205,7 +205,7 @@ impl Client {
         let mut lines = Vec::new();
         for _ in 0..PAGES_MAX {
             let ask = self.ask("cannot list the parts of an upload", &upload.key, ANSWER_BYTES);
-            let (body, _) = self.retries.ask(&ask, || uploads.ask(Method::GET, &url)).await?;
+            let (body, _) = self.retries.ask_beside(&ask, || uploads.ask(Method::GET, &url)).await?;
             let text = std::str::from_utf8(&body).map_err(|_| unreadable())?;
             let answer: Answer = quick_xml::de::from_str(text).map_err(|_| unreadable())?;
             if answer.parts.len() as u64 > PAGE {

@@ -18,8 +18,9 @@
 //! say something else than what is there.
 //!
 //! A mover that was killed at any instant goes on within the files that it had under way: it sends again the parts that
-//! it was sending, one for each file that it copies at a time, where the store can tell what it has of a file (folders
-//! on the same machine, S3), and else these files; see `landing`.
+//! were on their way (into a folder one for each file that it copies at a time, into a bucket one for each request),
+//! where the store can tell what it has of a file (folders on the same machine, S3), and else these files; see
+//! `landing`.
 //!
 //! Errors leave what has arrived: the same call later goes on. What nobody goes on with is an attempt that shows no
 //! sign of life, and a collector of that store removes it.

@@ -9,4 +9,5 @@ mod movers;
 mod nearest;
 mod places;
 mod replace;
+mod uploads;
 mod world;

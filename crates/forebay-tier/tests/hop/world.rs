@@ -64,18 +64,23 @@ fn bytes(seed: u64, len: u64) -> Vec<u8> {
 
 /// Saves a step, all ranks.
 pub(crate) fn save(store: &Arc<dyn Store>, step: u64, save: u32, epoch: u64) {
+    save_rows(store, (step, save, epoch), 301);
+}
+
+/// The same, with so many rows of 800 bytes in the larger tensor.
+pub(crate) fn save_rows(store: &Arc<dyn Store>, which: (u64, u32, u64), rows: u64) {
     std::thread::scope(|scope| {
         for rank in 0..WORLD {
-            scope.spawn(move || save_rank(store, step, save, epoch, rank));
+            scope.spawn(move || save_rank(store, which, rank, rows));
         }
     });
 }
 
-fn save_rank(store: &Arc<dyn Store>, step: u64, save: u32, epoch: u64, rank: u32) {
-    let root = root(Arc::clone(store));
+fn save_rank(store: &Arc<dyn Store>, which: (u64, u32, u64), rank: u32, rows: u64) {
+    let (root, step) = (root(Arc::clone(store)), which.0);
     let mut items = Vec::new();
     let mut memory = Vec::new();
-    for (name, rows) in [("model.a", 301u64), ("model.b", 77)] {
+    for (name, rows) in [("model.a", rows), ("model.b", 77)] {
         let shape = vec![rows, 200];
         let region = Region::shard(&shape, 0, rank.into(), WORLD.into()).unwrap();
         memory.push(bytes(step * 100 + rows + u64::from(rank), region.elements() * 4));
@@ -94,7 +99,7 @@ fn save_rank(store: &Arc<dyn Store>, step: u64, save: u32, epoch: u64, rank: u32
         .iter()
         .map(|memory| Source { place: Place::Host, address: memory.as_ptr() as u64 })
         .collect();
-    let request = request(&root, plan, (step, save, epoch), rank);
+    let request = request(&root, plan, which, rank);
     let objects = vec![Object::Pickle(b"\x80\x02K\x2a.".to_vec())];
     // SAFETY: the memory lives until the save has ended.
     let save = unsafe { Save::start(&engine, &pool, request, &sources, objects, None) }.unwrap();

@@ -385,7 +385,7 @@ class Checkpointer:
 
     def drain(self, timeout: float = 3600.0) -> bool:
         """Waits until every committed step is where it should be, after the end of the save under way; False if that takes
-        longer. To be called by rank 0."""
+        longer, or copies that should go cannot be removed. To be called by rank 0."""
         self._check_process()
         agent = self._settings.agent
         tiers = self._tiers() if agent is None else None

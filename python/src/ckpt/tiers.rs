@@ -117,14 +117,17 @@ impl Tiers {
         interruptible(py, move |_| json(&runner.act(&action, &who)?))
     }
 
-    /// Waits until every step is where it should be; whether it is.
+    /// Waits until every step is where it should be; whether it is. Copies that cannot be removed are not waited for.
     fn drain(&self, py: Python<'_>, timeout_s: f64) -> Result<bool> {
         let runner = Arc::clone(self.inner.get()?);
         let until = Duration::try_from_secs_f64(timeout_s).ok().map(|time| Instant::now() + time);
         interruptible(py, move |stop| {
             loop {
-                if runner.look(TICK * 5) && runner.pending().is_none() {
-                    return Ok(true);
+                if runner.look(TICK * 5) {
+                    let pending = runner.pending();
+                    if pending.is_over() {
+                        return Ok(pending.is_none());
+                    }
                 }
                 if stop.is_set() || until.is_some_and(|until| Instant::now() >= until) {
                     return Ok(false);

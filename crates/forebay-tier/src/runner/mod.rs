@@ -111,6 +111,11 @@ impl Pending {
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
+
+    /// Whether there is nothing to wait for: what is left is copies that cannot be removed.
+    pub fn is_over(&self) -> bool {
+        *self == Self { stuck: self.stuck, ..Self::default() }
+    }
 }
 
 impl Runner {

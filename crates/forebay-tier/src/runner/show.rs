@@ -8,6 +8,7 @@ use super::Duties;
 use super::picture::Picture;
 use super::state::{Moving, SLOW, Shared, State};
 use crate::limits::Priority;
+use crate::policy::Rank;
 use crate::status::{CopyState, Status, StepStatus, TierStatus, Transfer};
 
 /// All of it, as of now.
@@ -113,8 +114,8 @@ fn step_status(
 ) -> StepStatus {
     let tiers = &picture.view.tiers;
     let commits = || tiers.iter().filter_map(|tier| tier.copies.get(&step)).filter(|c| c.committed);
-    // Of several commits of a step the newest counts; between runs the nearest.
-    let attempt = commits().map(|copy| copy.attempt).max_by_key(|attempt| attempt.save);
+    let counts = commits().find(|copy| copy.rank == Rank::Counts);
+    let attempt = counts.or_else(|| commits().next()).map(|copy| copy.attempt);
     let nearest = commits().find(|copy| Some(copy.attempt) == attempt);
     let state_of = |(number, tier): (usize, &crate::policy::TierView)| match tier.copies.get(&step)
     {

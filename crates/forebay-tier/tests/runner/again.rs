@@ -8,9 +8,10 @@ use forebay_checkpoint::commit::{
 use forebay_error::{Code, Error};
 use forebay_store::fault::{Fault, FaultStore, Plan};
 use forebay_store::{MemoryStore, Store};
+use forebay_tier::runner::Action;
 use forebay_tier::status::CopyState;
 
-use crate::setup::{config, save_all, settle, start, tables, until};
+use crate::setup::{LONG, config, save_all, settle, start, tables, until};
 use crate::world::{files, root, save};
 
 const RUN: RunId = RunId(0xabc);
@@ -25,19 +26,29 @@ fn steps_that_are_saved_again_after_a_return_replace_the_older_ones_on_every_tie
     let memory = || Arc::new(MemoryStore::new()) as Arc<dyn Store>;
     let stores = [memory(), memory(), memory()];
     let [near, middle, far] = &stores;
-    save_all(near, &[1, 2, 3]);
+    let epoch = claim(&root(Arc::clone(near)), RUN, None, "first").unwrap();
+    for step in 1..=3 {
+        save(near, step, 10 + step as u32, epoch);
+    }
     let config = config(&tables(&["near", "middle", "far"]));
     let runner = start(&config, &stores);
     settle(&runner);
     let before = files(&**far, 3);
     assert_eq!(before, files(&**near, 3));
-    // The second life goes on from step 1, and gets to 2 and 3 again.
+    // The second life goes on from step 1, and gets to 2 and 3 again; what numbers its saves have says nothing.
+    runner.act(&Action::Pause { tier: Some("middle".to_owned()) }, "me").unwrap();
     let epoch = claim(&root(Arc::clone(near)), RUN, Some(1), "second").unwrap();
     save(near, 2, 4, epoch);
     save(near, 3, 5, epoch);
-    runner.wake();
+    assert!(runner.look(LONG));
+    let status = runner.status();
+    let newest = AttemptId { run: RUN, save: 5 };
+    assert_eq!(status.steps[2].attempt, newest.to_string(), "{status:#?}");
+    let copies = [CopyState::Committed, CopyState::Other, CopyState::Other];
+    assert_eq!(status.steps[2].copies, copies);
+    runner.act(&Action::Resume { tier: None }, "me").unwrap();
     settle(&runner);
-    for (step, save) in [(1, 1), (2, 4), (3, 5)] {
+    for (step, save) in [(1, 11), (2, 4), (3, 5)] {
         for store in [near, middle, far] {
             let found = attempt(&root(Arc::clone(store)), step);
             assert_eq!(found, Some(AttemptId { run: RUN, save }), "step {step}");

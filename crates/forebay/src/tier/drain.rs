@@ -97,7 +97,7 @@ fn drain(runner: &Runner, until: Option<Instant>, console: &Console) -> Result<P
         if pending.moving == 0 && pending.waiting == 0 {
             let looked = runner.look(Duration::from_millis(500));
             let pending = runner.pending();
-            if looked && (Pending { stuck: 0, ..pending.clone() }).is_none() {
+            if looked && pending.is_over() {
                 return Ok(pending);
             }
         } else {

@@ -152,8 +152,8 @@ pub fn retire_while(
 }
 
 /// Whether somebody has announced that a commit goes, and has not taken that back: it may be gone the next moment. An
-/// announcement of more than [`ANNOUNCED_MAX`] ago is of a remover that was killed, and is taken back, so that one that
-/// only slept finds that it is gone.
+/// announcement of more than ten minutes ago is of a remover that was killed, and is taken back, so that one that only
+/// slept finds that it is gone.
 pub fn is_being_removed(root: &Root, step: u64, attempt: AttemptId) -> Result<bool> {
     let layout = Layout::of_step(step);
     match announced_since(root, &layout, attempt)? {

@@ -257,13 +257,27 @@ impl Trackers {
         Ok(())
     }
 
-    /// Where all tiers are, if a folder is the first of them: it is moved already, and must not be so twice.
-    fn places_of_configured(&self, id: (u64, u64)) -> Option<Vec<String>> {
+    /// The number of the tier that a folder is.
+    fn tier_at(&self, id: (u64, u64)) -> Option<usize> {
+        self.tiers.config().tiers.iter().position(|tier| {
+            let place = absolute(&tier.place);
+            let stat = rustix::fs::stat(place.strip_prefix("file://").unwrap_or(&place));
+            stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == id)
+        })
+    }
+
+    /// The folder of the configured job is moved already, and must not be so twice; that of a later tier is where copies
+    /// go.
+    fn track_configured(&self, tier: usize) -> Result<Value> {
         let tiers = &self.tiers.config().tiers;
+        if tier > 0 {
+            let name = tiers.get(tier).map(|tier| tier.name.as_str()).unwrap_or_default();
+            let what = format!("the folder is tier `{name}` of the agent: copies go there");
+            return Err(Error::new(Code::Usage, what));
+        }
+        self.jobs.find(Some(CONFIGURED))?.wake();
         let places: Vec<String> = tiers.iter().map(|tier| absolute(&tier.place)).collect();
-        let first = places.first()?;
-        let stat = rustix::fs::stat(first.strip_prefix("file://").unwrap_or(first)).ok()?;
-        ((stat.st_dev, stat.st_ino) == id).then_some(places)
+        Ok(json!({ "job": CONFIGURED, "places": places }))
     }
 
     /// Makes room for the folder of a job that was begun anew: where the one that is moved was removed.
@@ -287,9 +301,8 @@ impl Tracker for Trackers {
     fn track(&self, job: &str, folder: OwnedFd, uid: u32) -> Result<Value> {
         check_name(job)?;
         let id = check_folder(&folder, uid)?;
-        if let Some(places) = self.places_of_configured(id) {
-            self.jobs.find(Some(CONFIGURED))?.wake();
-            return Ok(json!({ "job": CONFIGURED, "places": places }));
+        if let Some(tier) = self.tier_at(id) {
+            return self.track_configured(tier);
         }
         self.leave_if_removed(job)?;
         self.begin(job, folder, uid, true)

@@ -119,6 +119,8 @@ fn the_configured_folder_is_not_moved_twice() {
     let told = trackers.track("run7", open(&local), uid).unwrap();
     let shared = folder.path().join("shared");
     assert_eq!(told, json!({"job": "default", "places": [local, shared]}));
+    let copies = trackers.track("run7", open(&shared), uid).unwrap_err();
+    assert_eq!(copies.code(), Code::Usage);
     assert!(trackers.stop().is_empty());
 }
 

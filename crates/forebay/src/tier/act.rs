@@ -31,7 +31,9 @@ pub(super) fn run(command: &Tier, console: &Console) -> Result<Outcome> {
 
 fn action_of(command: &Tier) -> Option<(&ConfigArgs, Action)> {
     Some(match command {
-        Tier::Status(_) | Tier::Drain(_) | Tier::Track(_) | Tier::Untrack(_) => return None,
+        Tier::Status(_) | Tier::Drain(_) | Tier::Jobs(_) | Tier::Track(_) | Tier::Untrack(_) => {
+            return None;
+        }
         Tier::Pin(args) => (&args.config, Action::Pin { step: args.step, name: args.name.clone() }),
         Tier::Unpin(args) => (&args.config, Action::Unpin { name: args.name.clone() }),
         Tier::Hold(args) => (&args.config, Action::Hold { step: args.step, why: args.why.clone() }),

@@ -48,6 +48,8 @@ pub(crate) enum Tier {
     Limit(LimitArgs),
     /// Remove what the rules let go
     Prune(PruneArgs),
+    /// Show what the agent works for: jobs, their folders, what is left to move
+    Jobs(SocketArgs),
     /// Hand a folder of steps to the agent: what is saved there goes to its tiers after the first
     #[command(after_help = TRACK_HELP)]
     Track(TrackArgs),

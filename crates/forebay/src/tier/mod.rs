@@ -7,6 +7,7 @@
 //! | [`drain`] | `drain` |
 //! | [`act`] | everything that is an action of the runner |
 //! | [`track`] | `track`, `untrack`: folders for the agent |
+//! | [`jobs`] | `jobs`: what it works for |
 //! | [`agent`] | whether an agent answers, and what it says |
 //! | [`here`] | the tiers opened in this process |
 
@@ -15,6 +16,7 @@ mod agent;
 mod args;
 mod drain;
 mod here;
+mod jobs;
 mod status;
 mod track;
 
@@ -34,6 +36,7 @@ pub(crate) fn run(command: &Tier, console: &Console) -> Result<Outcome> {
     match command {
         Tier::Status(args) => status::run(args, console),
         Tier::Drain(args) => drain::run(args, console),
+        Tier::Jobs(args) => jobs::run(args, console),
         Tier::Track(args) => track::track(args, console),
         Tier::Untrack(args) => track::untrack(args, console),
         other => act::run(other, console),

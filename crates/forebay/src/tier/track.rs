@@ -65,7 +65,8 @@ pub(super) fn untrack(args: &UntrackArgs, console: &Console) -> Result<Outcome> 
     Outcome::Good.told(written, console)
 }
 
-fn connect(args: &SocketArgs) -> Result<Client> {
+/// The agent of this machine. Errors: none answers.
+pub(super) fn connect(args: &SocketArgs) -> Result<Client> {
     let socket = match &args.socket {
         Some(socket) => socket.clone(),
         None => args.load()?.agent.socket,

@@ -57,7 +57,7 @@ fn a_folder_that_is_handed_over_is_moved_when_its_client_is_gone() {
     assert_eq!(places["places"][1], text(&shared), "{places}");
     // Once more is no error; another folder under that name is.
     client.track("run7", folder.as_fd()).unwrap();
-    let other = std::fs::File::open(site.path("shared")).unwrap();
+    let other = std::fs::File::open(site.folder.path()).unwrap();
     assert_eq!(client.track("run7", other.as_fd()).unwrap_err().code(), Code::AlreadyExists);
     assert_eq!(client.track("../x", other.as_fd()).unwrap_err().code(), Code::Usage);
     let file = std::fs::File::open(&site.config).unwrap();
@@ -135,7 +135,8 @@ fn the_command_hands_a_folder_over_and_takes_it_back() {
     assert_eq!((&json["job"], &json["places"][2]), (&json!("run7"), &json!(archive)));
     agent.until(Some("run7"), "everything everywhere", |status| all_there(status, 1));
     verify(&archive, 5);
-    let other = run(&["track", text(&site.path("shared")), "--name", "run7"]);
+    std::fs::create_dir(site.path("other")).unwrap();
+    let other = run(&["track", text(&site.path("other")), "--name", "run7"]);
     assert_eq!(other.0, Some(1), "{other:?}");
     assert!(other.2.contains("error[already_exists]: another folder"), "{other:?}");
     // What is the configured job's already is not moved twice.
@@ -148,6 +149,20 @@ fn the_command_hands_a_folder_over_and_takes_it_back() {
         assert!(matches!(code, Some(1 | 2)) && said.contains("error["), "{wrong}: {said}");
     }
     assert_eq!(run(&["track", text(&folder), "--name", "a/b"]).0, Some(2));
+    let (code, shown, said) = run(&["jobs"]);
+    assert_eq!(code, Some(0), "{said}");
+    let rows: Vec<Vec<&str>> =
+        shown.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(
+        rows[1..],
+        [
+            vec!["default", "0", "0", "0", text(&site.path("local"))],
+            vec!["run7", "1", "0", "0", text(&folder)],
+        ]
+    );
+    let (_, json, _) = run(&["jobs", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json[1]["job"], &json[1]["steps"]), (&json!("run7"), &json!(1)));
     assert_eq!(agent.client().jobs().unwrap(), ["default", "run7"]);
     let (code, shown, said) = run(&["untrack", "run7"]);
     assert_eq!((code, shown.as_str()), (Some(0), "run7 is not moved any more\n"), "{said}");
@@ -157,6 +172,7 @@ fn the_command_hands_a_folder_over_and_takes_it_back() {
     let (code, _, said) = run(&["track", text(&folder)]);
     assert_eq!(code, Some(1));
     assert!(said.contains("no agent listens"), "{said}");
+    assert_eq!(run(&["jobs"]).0, Some(1));
 }
 
 #[test]

@@ -266,8 +266,8 @@ impl Trackers {
         })
     }
 
-    /// The folder of the configured job is moved already, and must not be so twice; that of a later tier is where copies
-    /// go.
+    /// The folder of the configured job is moved already, and must not be so twice; that of a later tier is where
+    /// copies go.
     fn track_configured(&self, tier: usize) -> Result<Value> {
         let tiers = &self.tiers.config().tiers;
         if tier > 0 {

@@ -1,6 +1,7 @@
 //! `forebay tier jobs`: what the agent of this machine works for, a line each.
 //!
-//! JSON: `[{"job", "place", "steps", "waiting", "moving", "troubled": [tier]}]`; `troubled` are tiers that are not well.
+//! JSON: `[{"job", "place", "steps", "waiting", "moving", "troubled": [tier]}]`; `troubled` are tiers that are not
+//! well.
 
 use std::io::Write;
 

@@ -1,14 +1,15 @@
-//! Killed in the middle of an upload to a real S3 server that lists uploads and their parts, then gone on with.
+//! Uploads to servers: killed in the middle and gone on with on S3, where uploads and their parts are listed; and whole
+//! steps into emulators of Azure and GCS.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use forebay_checkpoint::commit::{RunId, claim};
+use forebay_checkpoint::commit::{RunId, claim, latest};
 use forebay_checkpoint::progress::{Progress, Unwatched};
 use forebay_error::Result;
 use forebay_store::fault::{Action, Fault, FaultStore, Plan, When};
-use forebay_store::{MemoryStore, ObjectStore, Store};
+use forebay_store::{MemoryStore, ObjectStore, Store, StoreSettings};
 use forebay_tier::hop::{Arrival, HopOptions, Share, hop};
 
 use crate::world::{files, options, root, save_rows, side};
@@ -16,6 +17,35 @@ use server::proxy::{self, Action as Answer};
 
 #[path = "../../../forebay-store/tests/servers/mod.rs"]
 mod server;
+
+/// A step committed there, as it was saved.
+fn moves_to(url: &str, settings: &StoreSettings, rows: u64) {
+    let from: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let epoch = claim(&root(Arc::clone(&from)), RunId(0xabc), None, "test").unwrap();
+    save_rows(&from, (7, 1, epoch), rows);
+    let to: Arc<dyn Store> = Arc::new(ObjectStore::open(url, settings).unwrap());
+    let (here, there) = (side(Arc::clone(&from)), side(Arc::clone(&to)));
+    let done = hop(&here, &there, 7, &in_parts(), &Unwatched).unwrap();
+    assert!(matches!(done.arrival, Arrival::Committed { by_us: true, .. }));
+    assert!(done.bytes_read_back >= done.bytes_sent, "no checksums are compared there");
+    assert_eq!(files(&*from, 7), files(&*to, 7));
+    assert_eq!(latest(&root(to)).unwrap().unwrap().step, 7);
+    let again = hop(&here, &there, 7, &in_parts(), &Unwatched).unwrap();
+    assert!(matches!(again.arrival, Arrival::Committed { by_us: false, .. }));
+    assert_eq!(again.bytes_sent, 0);
+}
+
+#[test]
+fn a_step_arrives_in_azure_in_blocks() {
+    let Some(azurite) = server::emulators::azurite() else { return };
+    moves_to(&server::fresh("az"), &server::emulators::azure(azurite.address), 30_000);
+}
+
+#[test]
+fn a_step_arrives_in_gcs() {
+    let Some((_server, adapter)) = server::emulators::gcs() else { return };
+    moves_to(&server::fresh("gs"), &server::emulators::gcs_at(adapter), 301);
+}
 
 /// Of the store, and of the hop here.
 const PART: usize = 8 << 20;
@@ -55,7 +85,7 @@ fn an_upload_is_gone_on_with_after_a_kill() {
     let from = MemoryStore::new();
     let shared: Arc<dyn Store> = Arc::new(from.clone());
     let epoch = claim(&root(Arc::clone(&shared)), RunId(0xabc), None, "test").unwrap();
-    save_rows(&shared, (7, 1, epoch), 70_000);
+    save_rows(&shared, (7, 1, epoch), 45_000);
     let (key, bytes) = files(&from, 7).into_iter().max_by_key(|(_, bytes)| bytes.len()).unwrap();
     let parts = bytes.len().div_ceil(PART);
     assert!(parts >= 3, "{} bytes", bytes.len());

@@ -8,7 +8,8 @@
 //!
 //! At the end the store is asked once more, and the object is made of what it lists then: every part must have the sum
 //! of what was to be sent. The tags and sums go with that request, so a part that somebody replaces in that instant is
-//! refused by the store.
+//! refused by the store. Only where no part was taken as it is, and so nothing says that tags are MD5s here, parts count
+//! by their lengths: this process has sent them all.
 //!
 //! Who began it may be alive after all (a machine that was taken for lost): then both send the same parts under the
 //! same numbers, one of them ends the upload, and the other is told that there is no such upload. What counts is what
@@ -137,15 +138,16 @@ impl Begun {
         (begun.count() > 0).then_some(begun)
     }
 
-    /// The body that makes an object of them: `sums` of all parts, in their order. Errors: the index of one that the
-    /// store does not have so.
-    fn completion(&self, sums: &[String]) -> Result<String, usize> {
+    /// The body that makes an object of them: `sums` of all parts, in their order. `kept`: whether some were taken as
+    /// they are. Errors: the index of one that the store does not have so.
+    fn completion(&self, sums: &[String], kept: bool) -> Result<String, usize> {
+        let compares = kept || self.kind == SumKind::Crc64;
         let mut body = String::from(
             "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">",
         );
         for (index, sum) in sums.iter().enumerate() {
             let part = self.parts.get(index).and_then(Option::as_ref);
-            let part = part.filter(|part| part.sum == *sum).ok_or(index)?;
+            let part = part.filter(|part| !compares || part.sum == *sum).ok_or(index)?;
             let e_tag = quick_xml::escape::escape(&part.e_tag);
             body.push_str(&format!("<Part><PartNumber>{}</PartNumber>", index + 1));
             body.push_str(&format!("<ETag>{e_tag}</ETag>"));
@@ -205,7 +207,8 @@ impl Client {
         let mut lines = Vec::new();
         for _ in 0..PAGES_MAX {
             let ask = self.ask("cannot list the parts of an upload", &upload.key, ANSWER_BYTES);
-            let (body, _) = self.retries.ask_beside(&ask, || uploads.ask(Method::GET, &url)).await?;
+            let (body, _) =
+                self.retries.ask_beside(&ask, || uploads.ask(Method::GET, &url)).await?;
             let text = std::str::from_utf8(&body).map_err(|_| unreadable())?;
             let answer: Answer = quick_xml::de::from_str(text).map_err(|_| unreadable())?;
             if answer.parts.len() as u64 > PAGE {
@@ -220,12 +223,13 @@ impl Client {
         Err(unreadable())
     }
 
-    /// Makes an object of an upload that was gone on with: `sums` of all its parts, `lens` their lengths.
+    /// Makes an object of an upload that was gone on with: `sums` of all its parts, `lens` their lengths; `kept`:
+    /// whether some were taken as they are.
     pub(super) async fn complete_begun(
         &self,
         key: &str,
         begun: &Begun,
-        sums: &[String],
+        (sums, kept): (&[String], bool),
         lens: &dyn Fn(usize) -> Option<u64>,
     ) -> Result<(), Failed> {
         let permanent =
@@ -234,7 +238,7 @@ impl Client {
         let lines = self.list_parts(&upload).await?;
         let there = Begun::of(&begun.id, &lines, Some(begun.kind), lens);
         let there = there.ok_or_else(|| permanent("the parts of an upload are gone".to_owned()))?;
-        let body = there.completion(sums).map_err(|index| {
+        let body = there.completion(sums, kept).map_err(|index| {
             permanent(format!("part {} in the store is not what was to be sent", index + 1))
         })?;
         let lost = || permanent("uploads of this store are not ended by hand".to_owned());
@@ -329,13 +333,25 @@ mod tests {
     }
 
     #[test]
+    fn tags_that_are_no_md5_are_taken_for_what_was_sent_if_all_was() {
+        let answer: Answer = quick_xml::de::from_str(LIST).unwrap();
+        let begun = Begun::of("u", &answer.parts, Some(SumKind::Md5), &lens).unwrap();
+        let sums = ["a-real-md5".to_owned()];
+        assert_eq!(begun.completion(&sums, true), Err(0));
+        assert!(begun.completion(&sums, false).unwrap().contains("<ETag>&quot;A1&quot;</ETag>"));
+        assert_eq!(begun.completion(&["".to_owned(), "".to_owned()], false), Err(1), "not there");
+    }
+
+    #[test]
     fn an_object_is_made_of_parts_that_are_all_as_they_should_be() {
         let answer: Answer = quick_xml::de::from_str(LIST).unwrap();
         let begun = Begun::of("u", &answer.parts, None, &lens).unwrap();
         let sums = |words: [&str; 3]| words.map(str::to_owned);
-        assert_eq!(begun.completion(&sums(["one", "two", "three"])), Err(1), "not there");
-        assert_eq!(begun.completion(&sums(["two", "two", "three"])), Err(0), "another");
-        let body = begun.completion(&sums(["one", "", ""])[..1]).unwrap();
+        for kept in [true, false] {
+            assert_eq!(begun.completion(&sums(["one", "two", "three"]), kept), Err(1), "not there");
+            assert_eq!(begun.completion(&sums(["two", "two", "three"]), kept), Err(0), "another");
+        }
+        let body = begun.completion(&sums(["one", "", ""])[..1], true).unwrap();
         let part = "<Part><PartNumber>1</PartNumber><ETag>&quot;A1&quot;</ETag>\
                     <ChecksumCRC64NVME>one</ChecksumCRC64NVME></Part>";
         assert!(body.contains(part), "{body}");

@@ -54,6 +54,8 @@ struct Shared {
     begun: Option<Begun>,
     /// Whether a drop leaves the parts, to be gone on with.
     keeps: bool,
+    /// Whether some of that was taken as it is.
+    kept: AtomicBool,
     /// What was gone on with cannot be: it is aborted all the same.
     spoiled: AtomicBool,
     state: Mutex<State>,
@@ -113,6 +115,7 @@ impl Upload {
             id: OnceCell::new_with(id),
             begun,
             keeps,
+            kept: AtomicBool::new(false),
             spoiled: AtomicBool::new(false),
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -166,6 +169,7 @@ impl Shared {
             }
             self.note_sum(first + at, sum);
         }
+        self.kept.store(true, Ordering::Release);
         true
     }
 
@@ -266,6 +270,7 @@ impl Shared {
             let has = begun.has(index, &sum);
             self.note_sum(index, sum);
             if has {
+                self.kept.store(true, Ordering::Release);
                 return Ok(None);
             }
         }

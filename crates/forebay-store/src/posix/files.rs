@@ -106,6 +106,8 @@ impl Files for RealFiles {
             Err(Errno::EXIST) => {
                 let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
                 let fd = rustix::fs::openat(&folder, name, flags, Mode::empty())?;
+                // It was for pipes, which are refused later; no write to a file is to end for it.
+                rustix::fs::fcntl_setfl(&fd, OFlags::empty())?;
                 (Handle { file: File::from(fd), node: 0, direct: Direct::default() }, false)
             }
             Err(errno) => return Err(errno),

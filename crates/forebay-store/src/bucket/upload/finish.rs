@@ -80,8 +80,9 @@ impl Shared {
             let sums: Option<Vec<String>> =
                 self.state().sums.iter_mut().map(Option::take).collect();
             let sums = sums.ok_or_else(|| self.incomplete(0))?;
+            let kept = self.kept.load(Ordering::Acquire);
             let lens = |at| part_len(self.bytes, self.part_bytes, at);
-            return Ok(self.client.complete_begun(&self.key, begun, &sums, &lens).await);
+            return Ok(self.client.complete_begun(&self.key, begun, (&sums, kept), &lens).await);
         }
         if parts.len() != self.parts.len() {
             return Err(self.incomplete(parts.len()));

@@ -75,7 +75,12 @@ struct State {
 /// A part, until it is the store's.
 enum Part {
     Untouched,
-    Filling { buffer: Vec<u8>, filled: usize, room: Taken },
+    /// The buffer is as long as the last byte that was written needs; what was not written before that is zeros.
+    Filling {
+        buffer: Vec<u8>,
+        filled: usize,
+        room: Taken,
+    },
     Sent,
 }
 
@@ -206,8 +211,7 @@ impl Shared {
             let what = "written twice: the part is the store's already";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         };
-        let target = buffer.get_mut(from..from + count).ok_or_else(outside)?;
-        target.copy_from_slice(source);
+        write_into(buffer, source, from);
         *filled += count;
         if *filled >= len {
             self.send(index, &mut part);
@@ -218,8 +222,9 @@ impl Shared {
     /// Sends a part that is whole, or that nothing more will be written to.
     fn send(self: &Arc<Self>, index: usize, part: &mut Part) {
         let (bytes, room) = match std::mem::replace(part, Part::Sent) {
-            Part::Filling { buffer, mut room, .. } => {
+            Part::Filling { mut buffer, mut room, .. } => {
                 room.fly();
+                buffer.resize(self.part_len(index), 0);
                 (Bytes::from(buffer), Some(room))
             }
             // A hole. Zeroed memory that nobody has touched is not there yet.
@@ -347,6 +352,19 @@ impl Drop for Upload {
     }
 }
 
+/// Writes bytes where they belong. Memory is touched once, where writers come in order.
+fn write_into(buffer: &mut Vec<u8>, bytes: &[u8], from: usize) {
+    if buffer.len() < from {
+        buffer.resize(from, 0);
+    }
+    let over = bytes.len().min(buffer.len() - from);
+    let (inside, after) = bytes.split_at(over);
+    if let Some(target) = buffer.get_mut(from..from + over) {
+        target.copy_from_slice(inside);
+    }
+    buffer.extend_from_slice(after);
+}
+
 fn lock(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
     part.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -362,4 +380,24 @@ pub(super) fn into_io(error: Error) -> io::Error {
         _ => io::ErrorKind::Other,
     };
     io::Error::new(kind, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_in_any_order_and_gaps_are_zeros() {
+        let mut buffer = Vec::with_capacity(10);
+        buffer.extend_from_slice(&[9; 10]);
+        buffer.clear();
+        write_into(&mut buffer, b"ef", 4);
+        assert_eq!(buffer, b"\0\0\0\0ef", "not what was in that memory before");
+        write_into(&mut buffer, b"b", 1);
+        write_into(&mut buffer, b"", 3);
+        write_into(&mut buffer, b"gh", 6);
+        assert_eq!(buffer, b"\0b\0\0efgh");
+        write_into(&mut buffer, b"hi", 7);
+        assert_eq!((buffer.as_slice(), buffer.capacity()), (&b"\0b\0\0efghi"[..], 10));
+    }
 }

@@ -8,8 +8,8 @@
 //!
 //! At the end the store is asked once more, and the object is made of what it lists then: every part must have the sum
 //! of what was to be sent. The tags and sums go with that request, so a part that somebody replaces in that instant is
-//! refused by the store. Only where no part was taken as it is, and so nothing says that tags are MD5s here, parts count
-//! by their lengths: this process has sent them all.
+//! refused by the store. Only where no part was taken as it is, and so nothing says that tags are MD5s here, parts
+//! count by their lengths: this process has sent them all.
 //!
 //! Who began it may be alive after all (a machine that was taken for lost): then both send the same parts under the
 //! same numbers, one of them ends the upload, and the other is told that there is no such upload. What counts is what

@@ -201,6 +201,9 @@ def test_an_agent_that_refuses_or_hangs_holds_up_nothing(
     with other:
         other.save(1, state(1), blocking=True)
         assert "already_exists" in other.tier_status()["agent"]["error"]
+    monkeypatch.setattr(agents, "_SERVICE_SOCKET", str(site / "agent.sock"))
+    with pytest.warns(UserWarning, match="no agent listens(.|\n)*agent.sock.*there is one"):
+        Checkpointer(site / "two", agent=site / "none.sock").close()
     monkeypatch.setattr(agents, "_PATIENCE_SECONDS", 0.5)
     with socket.socket(socket.AF_UNIX) as hangs:
         hangs.bind(str(site / "hangs.sock"))

@@ -45,6 +45,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: States of a copy that is not where it should be yet.
 _UNDER_WAY = ("waiting", "moving", "partial")
 
+#: Where an agent listens that is a service, unless it is told otherwise.
+_SERVICE_SOCKET = "/run/forebay/agent.sock"
+
 #: Healths of a tier of which nobody knows what it needs.
 _UNSEEN = ("unknown", "down")
 
@@ -206,6 +209,9 @@ def _received(link: socket.socket, count: int, until: float) -> bytes:
 
 def _unreachable(error: OSError, path: str) -> Error:
     hint = "`forebay agent` starts one; agent.socket of forebay.toml says where, or agent=PATH"
+    if path != _SERVICE_SOCKET and os.path.exists(_SERVICE_SOCKET):
+        # A service has no XDG_RUNTIME_DIR, and the session of a job may have one.
+        hint = f"agent={_SERVICE_SOCKET!r} would be that of a service: there is one"
     if isinstance(error, FileNotFoundError | ConnectionRefusedError | NotADirectoryError):
         return make("not_found", "no agent listens", path, [hint])
     if isinstance(error, PermissionError):

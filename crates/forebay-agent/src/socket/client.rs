@@ -13,6 +13,8 @@ use super::frame::{ANSWER_BYTES_MAX, Reader, send};
 use super::message::{Answer, Request};
 use super::serve::CROWDED_TIME;
 
+/// Where an agent listens that is a service, unless it is told otherwise.
+const SERVICE_SOCKET: &str = "/run/forebay/agent.sock";
 /// For the agent to take a request.
 const SEND_TIME: Duration = Duration::from_secs(10);
 /// For it to answer what it has in memory.
@@ -148,6 +150,29 @@ fn connect(path: &Path) -> Result<UnixStream> {
             true => Error::new(Code::NotFound, "no agent listens").with_source(error),
             false => Error::io("cannot reach an agent", error),
         };
-        error.at(path.display()).hint("`forebay agent` starts one; agent.socket says where")
+        error.at(path.display()).hint(hint(path, Path::new(SERVICE_SOCKET)))
     })
+}
+
+/// Where to look: a service has no XDG_RUNTIME_DIR, and the session of who asks has one.
+fn hint(path: &Path, service: &Path) -> String {
+    match path != service && service.exists() {
+        true => format!("agent.socket = {service:?} would be that of a service: there is one"),
+        false => "`forebay agent` starts one; agent.socket says where".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_socket_of_a_service_is_named_where_there_is_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, service) = (folder.path().join("own"), folder.path().join("service"));
+        assert!(hint(&own, &service).contains("starts one"));
+        std::fs::write(&service, "").unwrap();
+        assert!(hint(&own, &service).contains("there is one"));
+        assert!(hint(&service, &service).contains("starts one"));
+    }
 }

@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_checkpoint::open::Place;
-use forebay_store::{PosixStore, Store, StoreSettings, local_path, shared_store};
+use forebay_store::{
+    PosixStore, Store, StoreSettings, create_split, local_path, shared_store, split_folder,
+    split_url,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -109,10 +112,34 @@ pub(crate) fn place_has(py: Python<'_>, place: PathBuf, key: String) -> Result<b
     })
 }
 
+/// The URL of a folder of this node with a place that all nodes share: `node:` with records there, or `near:` to read
+/// what is there.
+#[pyfunction]
+pub(crate) fn split_place(whole: &str, folder: &str, near: bool) -> String {
+    split_url(whole, folder, near)
+}
+
+/// The folder of this node of a `node:` or `near:` place; None where it is another place.
+#[pyfunction]
+#[pyo3(name = "split_folder")]
+pub(crate) fn folder_of_split(place: &str) -> Result<Option<PathBuf>> {
+    Ok(split_folder(place)?)
+}
+
+/// Makes the folders of a `node:` place. Errors: `not_found` where those above are not there, `already_exists` where
+/// the node's folder has whole checkpoints.
+#[pyfunction]
+pub(crate) fn make_node_place(py: Python<'_>, place: String) -> Result<()> {
+    interruptible(py, move |_| create_split(&place))
+}
+
 /// Adds the functions to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(folder_of, module)?)?;
     module.add_function(wrap_pyfunction!(place_names, module)?)?;
     module.add_function(wrap_pyfunction!(place_object, module)?)?;
-    module.add_function(wrap_pyfunction!(place_has, module)?)
+    module.add_function(wrap_pyfunction!(place_has, module)?)?;
+    module.add_function(wrap_pyfunction!(split_place, module)?)?;
+    module.add_function(wrap_pyfunction!(folder_of_split, module)?)?;
+    module.add_function(wrap_pyfunction!(make_node_place, module)?)
 }

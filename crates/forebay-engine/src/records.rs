@@ -4,8 +4,8 @@
 //! are that have checksums of their own ([`crate::verify`]). What is found of each is kept, and when the last one of a
 //! record is in, whichever that is, all of them are joined into the CRC-32 of the whole and compared with the
 //! archive's: before the piece that brought the last one counts as arrived. So a target that takes a whole record is
-//! never ready with wrong bytes in it, and no byte is looked at twice. One that shares a record with others, each taking
-//! a part, may be ready before the record is judged: the load then ends with the error, later.
+//! never ready with wrong bytes in it, and no byte is looked at twice. One that shares a record with others, each
+//! taking a part, may be ready before the record is judged: the load then ends with the error, later.
 //!
 //! A record of which a part is wanted cannot be compared: the rest of it would have to be read as well, which for a
 //! shard of a large tensor is many times of what is needed. Those bytes are counted

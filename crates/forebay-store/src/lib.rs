@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | [`PosixStore`] | a folder |
 //! | [`ObjectStore`] | a bucket: S3 and compatible, GCS, Azure |
+//! | [`SplitStore`] | records in a place that all nodes share, data in a folder of this node |
 //! | [`MemoryStore`] | a map behind a lock, with a clock that tests move |
 //! | [`fault::FaultStore`] | a client of another store, with faults on purpose |
 //! | [`fault::FaultFolder`] | a client of a folder, with faults at its calls to the kernel |
@@ -21,9 +22,10 @@ mod object;
 mod posix;
 pub mod power;
 mod shared;
+mod split;
 mod store;
 
-pub use bucket::{ObjectStore, StoreSettings, Traffic, open_store};
+pub use bucket::{ObjectStore, StoreSettings, Traffic, open_store, split_url};
 pub use key::{
     KEY_BYTES_MAX, NAME_BYTES_MAX, RECORDS_FOLDER, TEMP_PREFIX, check_key, check_prefix, is_temp,
 };
@@ -31,4 +33,5 @@ pub use memory::MemoryStore;
 pub use object::{Abilities, Age, DataObject, Expect, Listed, Published, Version};
 pub use posix::PosixStore;
 pub use shared::{local_path, shared_store};
+pub use split::{NODE_RECORDS, SplitStore, create_split, split_folder};
 pub use store::Store;

@@ -28,19 +28,21 @@ type Key = (u32, String, u64);
 
 static KEPT: Mutex<Option<HashMap<Key, Arc<ObjectStore>>>> = Mutex::new(None);
 
-/// The folder that a path or a `file:` URL names; `None` where it is the URL of a bucket (or `memory:`).
+/// The folder that a path or a `file:` URL names; `None` where it is the URL of a bucket (or `memory:`, or of a place
+/// on a node).
 ///
 /// Errors: `usage` for other URLs, `unsafe_path` for a prefix that is none.
 pub fn local_path(url: &str) -> Result<Option<PathBuf>> {
     Ok(match Place::parse(url)? {
         Place::Folder(path) => Some(path),
-        Place::Bucket { .. } | Place::Memory { .. } => None,
+        Place::Bucket { .. } | Place::Memory { .. } | Place::Split { .. } => None,
     })
 }
 
 /// As [`open_store`]; a bucket that this process has open already is that one.
 pub fn shared_store(url: &str, settings: &StoreSettings) -> Result<Arc<dyn Store>> {
-    if local_path(url)?.is_some() {
+    // What has a folder in it is opened anew: another may be there by now.
+    if matches!(Place::parse(url)?, Place::Folder(_) | Place::Split { .. }) {
         return open_store(url, settings);
     }
     let key = (std::process::id(), url.to_owned(), fingerprint(settings));

@@ -26,6 +26,12 @@ pub trait Store: Send + Sync {
         false
     }
 
+    /// Whether the data of all who write to it are seen from here. Where false, what is missing may be on another
+    /// node's drive.
+    fn sees_all(&self) -> bool {
+        true
+    }
+
     /// The folder that it lies in, as a store, and its own name there: for what is said of a checkpoint beside it.
     /// `None` where there is no such folder, or it is not to be reached from here. Errors: I/O.
     fn above(&self) -> Result<Option<(Arc<dyn Store>, String)>> {
@@ -120,6 +126,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn is_remote(&self) -> bool {
         (**self).is_remote()
+    }
+
+    fn sees_all(&self) -> bool {
+        (**self).sees_all()
     }
 
     fn above(&self) -> Result<Option<(Arc<dyn Store>, String)>> {

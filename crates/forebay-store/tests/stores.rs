@@ -11,7 +11,7 @@ use std::sync::Arc;
 use conformance::Place;
 use forebay_store::fault::{FaultStore, Plan};
 use forebay_store::power::Recording;
-use forebay_store::{MemoryStore, PosixStore, Store, StoreSettings, open_store};
+use forebay_store::{MemoryStore, PosixStore, SplitStore, Store, StoreSettings, open_store};
 
 fn memory(store: MemoryStore, clock: MemoryStore) -> Place {
     let wait = Box::new(move |time| clock.advance(time));
@@ -63,6 +63,22 @@ conformance!(tmpfs_with_a_recording, || {
     let folder = on_shm()?;
     let recording = Recording::start(folder.path()).unwrap();
     Some(Place::real(recording.store(), folder))
+});
+
+conformance!(records_in_memory_and_data_on_disk, || {
+    let folder = on_shm()?;
+    let (records, data) = (MemoryStore::new(), PosixStore::open(folder.path()).unwrap());
+    let store = SplitStore::new(Arc::new(records.clone()), Arc::new(data));
+    let wait = Box::new(move |time| records.advance(time));
+    Some(Place { store: Arc::new(store), wait, _keep: Some(folder) })
+});
+
+conformance!(a_store_with_data_nearer, || {
+    let folder = on_shm()?;
+    let (whole, data) = (MemoryStore::new(), PosixStore::open(folder.path()).unwrap());
+    let store = SplitStore::near(Arc::new(whole.clone()), Arc::new(data));
+    let wait = Box::new(move |time| whole.advance(time));
+    Some(Place { store: Arc::new(store), wait, _keep: Some(folder) })
 });
 
 #[test]

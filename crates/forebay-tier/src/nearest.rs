@@ -4,6 +4,9 @@
 //! save's number); the tiers that have this very commit are looked at from the nearest to the farthest; one that cannot
 //! be read or does not verify is passed over and told. Only where no copy of it is sound does the next older candidate
 //! come: and that is told too, because going back in time is not what was asked for.
+//!
+//! What is on the drives of nodes only is no copy to restore from, since no node can read another's: they have to bring
+//! it to the next tier first ([`unlanded`]). Each then reads its own ranks' files from its own drive.
 
 use std::collections::BTreeSet;
 
@@ -90,6 +93,46 @@ pub fn choose(tiers: &[Root], wanted: Wanted, look: Look) -> Result<Source> {
     Err(none(tiers, wanted, passed))
 }
 
+/// A commit on the drives of nodes that is newer than all that is in one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unlanded {
+    /// The step.
+    pub step: u64,
+    /// Bytes of it that the nearest whole tier lacks.
+    pub lacking: u64,
+    /// Bytes of the largest file of those.
+    pub largest: u64,
+}
+
+/// Looks whether a commit, or the newest of all tiers, is on the drives of nodes only: then it can be restored once
+/// they have brought it to another tier. Tiers that do not answer are passed over.
+///
+/// Errors: I/O.
+pub fn unlanded(tiers: &[Root], wanted: Wanted) -> Result<Option<Unlanded>> {
+    let candidates = candidates(tiers, wanted, &mut Vec::new());
+    let Some((_, _, step, attempt)) = candidates.last().copied() else { return Ok(None) };
+    let is_whole = |root: &&Root| root.store.sees_all();
+    let Some(node) = tiers.iter().find(|root| !is_whole(root)) else { return Ok(None) };
+    let commit = match Adoption::read(node, step) {
+        Ok(commit) if commit.attempt() == attempt => commit,
+        Ok(_) => return Ok(None),
+        Err(error) if error.code() == Code::NotCommitted => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut missing = None;
+    for root in tiers.iter().filter(is_whole) {
+        match commit.is_at(root) {
+            Ok(true) => return Ok(None),
+            Ok(false) => missing = missing.or(Some(commit.missing(root)?)),
+            Err(error) => tracing::warn!(%error, "a tier is passed over"),
+        }
+    }
+    let missing = missing.unwrap_or_else(|| commit.files().to_vec());
+    let lacking = missing.iter().fold(0, |sum: u64, file| sum.saturating_add(file.bytes));
+    let largest = missing.iter().map(|file| file.bytes).max().unwrap_or(0);
+    Ok(Some(Unlanded { step, lacking, largest }))
+}
+
 fn none(tiers: &[Root], wanted: Wanted, passed: Vec<Passed>) -> Error {
     let name = |tier: usize| tiers.get(tier).map(|root| root.store.name()).unwrap_or_default();
     let mut passed = passed.into_iter();
@@ -140,6 +183,10 @@ fn of_latest(root: &Root) -> Result<Option<Candidate>> {
 
 /// Whether a tier has this commit, sound; false where it has none or another.
 fn sound(root: &Root, step: u64, attempt: AttemptId, look: Look) -> Result<bool> {
+    if !root.store.sees_all() {
+        // The drives of nodes: they bring it to the next tier, to be read from there.
+        return Ok(false);
+    }
     let commit = match Adoption::read(root, step) {
         Ok(commit) if commit.attempt() == attempt => commit,
         Ok(_) => return Ok(false),

@@ -114,6 +114,8 @@ pub enum CopyState {
     Partial,
     /// Committed there.
     Committed,
+    /// On the drives of its nodes, this node's part here: it is restored once they have brought it to the next tier.
+    OnNodes,
     /// Another commit of the same step is there.
     Other,
 }

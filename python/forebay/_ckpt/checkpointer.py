@@ -9,6 +9,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from forebay._catalog import PathLike
 from forebay._ckpt import restoring
 from forebay._ckpt.agents import AgentLike
 from forebay._ckpt.asked import Asked
-from forebay._ckpt.choosing import choose
+from forebay._ckpt.choosing import Choice, choose
 from forebay._ckpt.handle import SaveHandle
 from forebay._ckpt.life import next_key, remember
 from forebay._ckpt.preempt import LEAD_STEPS, Preemption
@@ -39,7 +40,7 @@ from forebay._ckpt.settings import OnBusy, Progress, parse, parse_step
 from forebay._ckpt.sidefiles import SideFiles
 from forebay._ckpt.tiers import Tiers, TiersLike
 from forebay._ckpt.training import Attached, Owned, Training
-from forebay._errors import Error, make, usage
+from forebay._errors import DataError, Error, make, usage
 from forebay._urls import Place
 
 _log = logging.getLogger("forebay")
@@ -90,6 +91,9 @@ class Checkpointer:
             none answers that is a warning, every save tries again, and `tier_status` says it. `tiers` then say where else
             "latest" and restores look, and when a save has room; nothing is moved in this process.
         agent_job: what the agent calls the job; by default as the directory. Copies are below that name in each tier.
+        records: for a `directory` on each node's own drive: a place that all nodes share, where it is agreed what was
+            saved. Each node keeps its own ranks' files, one of its processes moves them to the next tier, where a step is
+            committed when all nodes have brought theirs. A restore waits for that, and reads what its node has from there.
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class Checkpointer:
         tiers: TiersLike | None = None,
         agent: AgentLike = False,
         agent_job: str | None = None,
+        records: PathLike | None = None,
     ) -> None:
         self._settings = parse(
             directory,
@@ -126,6 +131,7 @@ class Checkpointer:
             tiers,
             agent,
             agent_job,
+            records,
         )
         self._pid = os.getpid()
         #: The last step restored or committed.
@@ -277,7 +283,7 @@ class Checkpointer:
             self._settings.threads,
             self._settings.progress,
         )
-        report = restoring.restore(request, ranks, chosen)
+        report = self._restored(request, ranks, chosen)
         tiers = self._settings.tiers
         own = [directory] if tiers is None else tiers.places
         if chosen.folder in own and chosen.step is not None:
@@ -285,6 +291,17 @@ class Checkpointer:
             if self._run is not None:
                 self._run.rebase(chosen.step)
         return report
+
+    @staticmethod
+    def _restored(request: Request, ranks: Ranks, chosen: Choice) -> RestoreReport:
+        try:
+            return restoring.restore(request, ranks, chosen)
+        except DataError as error:
+            # The same on all ranks.
+            if chosen.nearer is None:
+                raise
+            warnings.warn(f"the node's own copy is passed over: {error}", stacklevel=4)
+        return restoring.restore(request, ranks, replace(chosen, nearer=None))
 
     def per_rank(
         self,
@@ -526,6 +543,8 @@ class Checkpointer:
             _log.log(level, "forebay: the save of step %d: %s", handle.step, handle._error)
             return
         run = self._run
+        if self._settings.tiers is not None:
+            self._settings.tiers.attend()
         if run is not None and run.ranks.rank == 0:
             if self._settings.agent is not None:
                 self._settings.agent.hand_over()

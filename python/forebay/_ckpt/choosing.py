@@ -6,14 +6,14 @@ import os
 import re
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from forebay import _native
 from forebay._ckpt.ranks import Ranks
 from forebay._ckpt.settings import parse_step
 from forebay._ckpt.tiers import Tiers
 from forebay._errors import DataError, Error, make, usage
-from forebay._urls import Place, place_of
+from forebay._urls import Place, Url, place_of
 
 _STEP_FOLDER = re.compile(r"step-(\d{1,19})\Z")
 
@@ -30,6 +30,8 @@ class Choice:
 
     folder: Place
     step: int | None
+    #: The same, with data from this node's own drive where they are there.
+    nearer: Url | None = None
 
     @property
     def title(self) -> str:
@@ -42,7 +44,7 @@ class Choice:
 
     def open(self) -> _native.Checkpoint:
         """Opens it. Errors: those of what is damaged."""
-        return _native.Checkpoint(self.folder, step=self.step)
+        return _native.Checkpoint(self.nearer or self.folder, step=self.step)
 
     def instead(self) -> list[str]:
         """Hints for who finds it damaged."""
@@ -57,6 +59,8 @@ def choose(directory: Place, step: object, ranks: Ranks, tiers: Tiers | None = N
     latest = isinstance(step, str) and step == "latest"
     # A folder that is named is that one, wherever it is.
     among = None if isinstance(step, str | os.PathLike) and not latest else tiers
+    if among is not None:
+        among.attend()
     try:
         if among is not None:
             choice = _nearest(among, None if latest else parse_step(step), ranks)
@@ -72,7 +76,7 @@ def choose(directory: Place, step: object, ranks: Ranks, tiers: Tiers | None = N
     if ranks.alone:
         if error is not None:
             raise error
-        return choice
+        return _near(choice, among)
     told = [str(choice.folder), choice.step]
     answers = ranks.exchange({"error": None, "choice": told, "named": not latest})
     ranks.raise_first(error)
@@ -91,7 +95,7 @@ def choose(directory: Place, step: object, ranks: Ranks, tiers: Tiers | None = N
     # Where the folder is may differ from rank to rank, for relative paths and mounts.
     if among is not None:
         # What rank 0 chose has been looked at; tiers are in the same places on all ranks.
-        return first
+        return _near(first, among)
     return first if latest is False and first.step is None else Choice(choice.folder, first.step)
 
 
@@ -99,10 +103,20 @@ def _nearest(tiers: Tiers, step: int | None, ranks: Ranks) -> Choice:
     """The nearest copy that is sound. Rank 0 alone looks."""
     if ranks.rank:
         return Choice(tiers.places[0], -1 if step is None else step)
+    lost = tiers.land(step)
     folder, number, passed = tiers.nearest(step)
+    if lost is not None:
+        passed.append(lost)
     for line in passed:
         warnings.warn(f"a tier is passed over: {line}", stacklevel=5)
     return Choice(folder, number)
+
+
+def _near(choice: Choice, tiers: Tiers | None) -> Choice:
+    """What is chosen, as it is read from this node."""
+    if tiers is None or tiers.node is None or choice.step is None:
+        return choice
+    return replace(choice, nearer=tiers.node.nearer(choice.folder))
 
 
 def _named(directory: Place, step: object) -> Choice:

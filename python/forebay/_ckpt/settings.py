@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from forebay._catalog import PathLike
 from forebay._ckpt.agents import Agent, AgentLike
+from forebay._ckpt.nodetier import node_place
 from forebay._ckpt.tiers import Tiers, TiersLike
 from forebay._errors import usage
 from forebay._save import parse_size
@@ -60,6 +61,7 @@ def parse(
     tiers: TiersLike | None = None,
     agent: AgentLike = False,
     agent_job: str | None = None,
+    records: PathLike | None = None,
 ) -> Settings:
     """Checks the arguments of `Checkpointer`. Errors: `usage`."""
     if isinstance(directory, bytes) or not isinstance(directory, str | os.PathLike):
@@ -81,11 +83,22 @@ def parse(
     if not isinstance(agent, bool | str | os.PathLike) or not agent and agent is not False:
         raise usage(f"agent is {agent!r}, True or the path of a socket is needed")
     handed = None if agent is False else Agent(agent, agent_job, place)
+    if records is not None:
+        node_place(place, records)
+        if tiers is None:
+            what = "records are elsewhere, and there are no tiers"
+            raise usage(what, "say where steps go from the drives of the nodes: tiers=[...]")
     if (tiers is not None or handed is not None) and (
         keep_last is not None or keep_every is not None
     ):
         what = "keep_last and keep_every beside tiers or an agent"
         raise usage(what, "say in the tiers what stays: nothing must go that was not moved on")
+    farther = None if tiers is None else Tiers(tiers, place, handed is None, records)
+    if farther is not None and farther.node is not None:
+        if handed is not None:
+            what = "an agent is handed a folder that is not all of the checkpoints"
+            raise usage(what, "give each node's agent the configuration with these tiers")
+        place = farther.node.place
     return Settings(
         place,
         None if staging_bytes is None else parse_size(staging_bytes),
@@ -98,7 +111,7 @@ def parse(
         bool(overwrite),
         progress,
         None if device is None else _device_name(device),
-        None if tiers is None else Tiers(tiers, place, moves=handed is None),
+        farther,
         handed,
     )
 

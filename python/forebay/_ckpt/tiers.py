@@ -7,15 +7,21 @@ told: where the tiers are, that something was saved, that a save wants room.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 from forebay import _native
+from forebay._ckpt.nodetier import PATIENCE_SECONDS as NODE_PATIENCE_SECONDS
+from forebay._ckpt.nodetier import SLOW_BYTES_A_SECOND, Node
 from forebay._errors import make, usage
-from forebay._urls import Place, place_of
+from forebay._urls import Place, Url, place_of
+
+_log = logging.getLogger("forebay")
 
 #: What `Checkpointer(tiers=...)` takes.
 TiersLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Mapping[str, Any]]
@@ -23,35 +29,87 @@ TiersLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Mapping[s
 #: How long a save waits for room on the first tier.
 PATIENCE_SECONDS = 600.0
 
+#: How often it is looked whether a step has come from the nodes.
+_LAND_SECONDS = 0.2
+
 #: What a file without a name is called in errors.
 _NO_FILE = "forebay.toml"
 
 
 class Tiers:
-    """The tiers of one checkpointer. `places` are the same on all ranks; only rank 0 starts anything. Without `moves` they
-    are only looked at: an agent does the rest."""
+    """The tiers of one checkpointer. `places` are the same on all ranks; only rank 0 starts anything, and where the first
+    is on the drives of nodes (`node`) one process of each. Without `moves` they are only looked at: an agent does the
+    rest."""
 
-    def __init__(self, tiers: TiersLike, directory: Place, moves: bool = True) -> None:
+    def __init__(
+        self,
+        tiers: TiersLike,
+        directory: Place,
+        moves: bool = True,
+        records: str | os.PathLike[str] | None = None,
+    ) -> None:
         self._moves = moves
-        self._file, self._text = _source(tiers, directory)
+        self._file, self._text = _source(tiers, directory, records)
         places, backlog = _native.Tiers.read(self._file, self._text)
         #: Where the steps are, the nearest first.
         self.places = [place_of(place).absolute() for place in places]
-        if not self.places or self.places[0] != directory:
+        folder = _native.split_folder(places[0]) if places else None
+        if not self.places or (self.places[0] if folder is None else folder) != directory:
             first = self.places[0] if self.places else "nowhere"
             what = f"saves go to {directory}, and the first tier is {first}"
             raise usage(what, "the Checkpointer's directory is the place of the first tier")
         if backlog == "straight":
             what = "a Checkpointer saves to the first tier, and backlog is 'straight'"
             raise usage(what, "say 'wait' or 'skip'")
+        if folder is not None and len(self.places) == 1:
+            what = "saves to the drives of nodes go nowhere else, and nobody could restore them"
+            raise usage(what, "name a tier that all nodes share: tiers=[...]")
+        self.node = (
+            Node(self.places[0], folder) if isinstance(self.places[0], Url) and folder else None
+        )
         self._native: _native.Tiers | None = None
+        #: Whether that moves.
+        self._at_work = False
 
     def start(self) -> _native.Tiers:
         """The runner; to be called on rank 0."""
         if self._native is None:
-            duties = {} if self._moves else {"moves": False}
+            self._at_work = self._moves and (self.node is None or self.node.takes_charge())
+            duties = {} if self._at_work else {"moves": False}
             self._native = _native.Tiers(self._file, self._text, **duties)
         return self._native
+
+    def attend(self) -> None:
+        """A step was committed, or is to be restored: to be called on every rank where tiers are on the drives of nodes.
+        Nothing else is done."""
+        if self.node is None or not self._moves or not self.node.takes_charge():
+            return
+        if self._native is not None and not self._at_work:
+            # Whoever was in charge is gone.
+            native, self._native = self._native, None
+            native.stop()
+        self.start().wake()
+
+    def land(self, step: int | None) -> str | None:
+        """Waits until a step, or the newest, that is on the drives of nodes only has been brought to the next tier; what is
+        wrong if that does not happen. To be called on rank 0, after `attend` on all."""
+        least, since = None, monotonic()
+        while self.node is not None:
+            found = _native.Tiers.unlanded(self._file, self._text, step)
+            if found is None:
+                break
+            number, lacking, largest = found
+            if least is None or lacking < least:
+                least, since = lacking, monotonic()
+                _log.info("forebay: step %d comes from the nodes: %d bytes left", number, lacking)
+            patience = NODE_PATIENCE_SECONDS + largest / SLOW_BYTES_A_SECOND
+            if monotonic() - since > patience:
+                return (
+                    f"step {number} was saved to the drives of nodes, and {lacking} bytes of it did not come from there in "
+                    f"{patience:.0f} s: is a node of that save not part of the job any more?"
+                )
+            sleep(_LAND_SECONDS)
+        return None
 
     def wake(self) -> None:
         """A step was committed."""
@@ -88,17 +146,28 @@ class Tiers:
         native, self._native = self._native, None
         if native is not None:
             native.stop()
+        if self.node is not None:
+            self.node.let_go()
 
 
-def _source(tiers: TiersLike, directory: Place) -> tuple[str, str | None]:
+def _source(
+    tiers: TiersLike, directory: Place, records: str | os.PathLike[str] | None
+) -> tuple[str, str | None]:
     """The file of a configuration, or its text."""
     if isinstance(tiers, str | os.PathLike):
         file = os.fspath(tiers)
+        if records is not None:
+            raise usage(
+                "records beside a configuration",
+                'say it there: records = "..." in the first [[tier]]',
+            )
         if not Path(file).is_file():
             raise make("not_found", "no such configuration of tiers", str(file))
         return str(file), None
     farther = [_table(tier, number + 1) for number, tier in enumerate(tiers)]
     first = {"name": "tier0", "place": str(directory)}
+    if records is not None:
+        first["records"] = str(place_of(records).absolute())
     return str(Path.cwd() / _NO_FILE), "\n".join(_toml(table) for table in [first, *farther])
 
 

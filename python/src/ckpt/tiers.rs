@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use forebay_checkpoint::commit::Other;
 use forebay_error::{Code, Error};
-use forebay_tier::config::{Beside, Config};
-use forebay_tier::nearest::{Look, Passed, Source, Wanted, choose};
+use forebay_tier::config::{Beside, Config, TierConfig};
+use forebay_tier::nearest::{Look, Passed, Source, Unlanded, Wanted, choose, unlanded};
 use forebay_tier::policy::Backlog;
 use forebay_tier::runner::{Action, Admitted, Duties, Runner, Tiers as Opened};
 use pyo3::prelude::*;
@@ -51,7 +51,7 @@ impl Tiers {
             Backlog::Skip => "skip",
             Backlog::Straight => "straight",
         };
-        Ok((config.tiers.into_iter().map(|tier| tier.place).collect(), backlog))
+        Ok((config.tiers.iter().map(TierConfig::url).collect(), backlog))
     }
 
     /// The socket of the agent, as the configuration that counts says.
@@ -99,6 +99,25 @@ impl Tiers {
     ) -> Result<(String, u64, bool, Vec<String>)> {
         interruptible(py, move |_| {
             nearest(&*Opened::open(&configured(&file, text.as_deref())?)?, step)
+        })
+    }
+
+    /// A step, or the newest, if it is on the drives of nodes only: its number, bytes of it that the next tier lacks,
+    /// and those of the largest file of these.
+    #[staticmethod]
+    #[pyo3(signature = (file, text=None, step=None))]
+    fn unlanded(
+        py: Python<'_>,
+        file: PathBuf,
+        text: Option<String>,
+        step: Option<u64>,
+    ) -> Result<Option<(u64, u64, u64)>> {
+        interruptible(py, move |_| {
+            let tiers = Opened::open(&configured(&file, text.as_deref())?)?;
+            let roots = (0..tiers.count()).filter_map(|tier| tiers.root(tier).ok());
+            let wanted = step.map_or(Wanted::Latest, Wanted::Step);
+            let found = unlanded(&roots.collect::<Vec<_>>(), wanted)?;
+            Ok(found.map(|Unlanded { step, lacking, largest }| (step, lacking, largest)))
         })
     }
 
@@ -164,7 +183,7 @@ fn configured(file: &Path, text: Option<&str>) -> forebay_error::Result<Config> 
         None => Config::load(Some(file), &beside)?,
     };
     for tier in &config.tiers {
-        remember_settings(&tier.place, &tier.store);
+        remember_settings(&tier.url(), &tier.store);
     }
     Ok(config)
 }
@@ -178,9 +197,8 @@ fn nearest(
     tiers: &Opened,
     step: Option<u64>,
 ) -> forebay_error::Result<(String, u64, bool, Vec<String>)> {
-    let place = |tier: usize| {
-        tiers.config().tiers.get(tier).map(|tier| tier.place.clone()).unwrap_or_default()
-    };
+    let place =
+        |tier: usize| tiers.config().tiers.get(tier).map(TierConfig::url).unwrap_or_default();
     let (mut roots, mut numbers, mut passed) = (Vec::new(), Vec::new(), Vec::new());
     let mut first = None;
     for tier in 0..tiers.count() {

@@ -67,7 +67,8 @@ fn limits(status: &Status, _: &Job, to: &mut Samples<'_>) {
 fn newest(status: &Status, to: &mut Samples<'_>, of: fn(u64, f64) -> f64) {
     for (number, tier) in status.tiers.iter().enumerate() {
         let newest = status.steps.iter().rev();
-        let newest = newest.filter(|step| step.copies.get(number) == Some(&CopyState::Committed));
+        let has = |copy: &CopyState| matches!(copy, CopyState::Committed | CopyState::OnNodes);
+        let newest = newest.filter(|step| step.copies.get(number).is_some_and(has));
         if let Some(step) = newest.into_iter().next() {
             to.add(&[&tier.name], of(step.step, step.age_seconds));
         }

@@ -109,6 +109,7 @@ fn state(copy: CopyState) -> (&'static str, &'static str, &'static str) {
         CopyState::Moving => ("moving", "◐", "on its way"),
         CopyState::Partial => ("waiting", "◔", "some of its files"),
         CopyState::Committed => ("committed", "●", "committed"),
+        CopyState::OnNodes => ("committed", "◍", "on its nodes"),
         CopyState::Other => ("other", "≠", "another commit of this step"),
     }
 }

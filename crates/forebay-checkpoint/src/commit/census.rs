@@ -100,6 +100,7 @@ impl Census {
             manifest: None,
             files: Vec::new(),
             bytes: listed.bytes,
+            bytes_here: listed.bytes,
             age: listed.age.0,
             damage: None,
             epoch_lost: false,
@@ -110,6 +111,9 @@ impl Census {
             Ok(Some(Some(attempt))) => {
                 info.attempt = Some(attempt);
                 self.explain(root, attempt, &mut info)?;
+                if !root.store.sees_all() {
+                    info.bytes_here = self.file_bytes(attempt);
+                }
             }
             Ok(Some(None)) => {
                 if let Some(attempt) = self.mentioned(root, |_| true)? {
@@ -140,6 +144,13 @@ impl Census {
         mention::find(source.as_ref(), is_here)
     }
 
+    /// Bytes of an attempt's data that are here.
+    fn file_bytes(&self, attempt: AttemptId) -> u64 {
+        let objects = self.attempts.get(&attempt).into_iter().flatten();
+        let is_file = |object: &&Listed| matches!(self.layout.place(&object.key), Place::File(_));
+        objects.filter(is_file).map(|object| object.bytes).fold(0, u64::saturating_add)
+    }
+
     /// What the record of the commit says.
     fn explain(&self, root: &Root, attempt: AttemptId, info: &mut CommitInfo) -> Result<()> {
         match root.decision(&self.layout, attempt) {
@@ -151,6 +162,7 @@ impl Census {
             Ok(None) => {
                 let objects = self.attempts.get(&attempt).into_iter().flatten();
                 info.bytes += objects.map(|object| object.bytes).sum::<u64>();
+                info.bytes_here = info.bytes;
             }
             Err(error) if is_unreadable(&error) => {
                 let hint = "the step may be whole: if `forebay ckpt verify` says so, remove that \
@@ -226,7 +238,7 @@ impl Census {
     }
 
     fn status(&self, root: &Root, attempt: AttemptId, alive: bool) -> AttemptStatus {
-        if self.is_being_removed(attempt) {
+        if self.is_being_removed(attempt) || self.was_removed_elsewhere(root, attempt) {
             return AttemptStatus::Removed;
         }
         let outcome = self.layout.record(attempt, "outcome");
@@ -279,6 +291,12 @@ impl Census {
     /// Whether a prune has announced that it takes the commit away, or has taken it where there was no room to say so.
     pub(crate) fn is_being_removed(&self, attempt: AttemptId) -> bool {
         self.has_record(attempt, "removing") || self.has_aside(attempt)
+    }
+
+    /// Whether another node has removed an attempt, of which this one still has data: a record is there before any
+    /// data, and goes last.
+    fn was_removed_elsewhere(&self, root: &Root, attempt: AttemptId) -> bool {
+        !root.store.sees_all() && self.records(attempt).next().is_none()
     }
 
     /// Whether all that is left of an attempt's records is what its commit needs: it ended, and well.

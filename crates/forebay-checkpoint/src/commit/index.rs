@@ -90,6 +90,7 @@ impl Noted {
             manifest: Some(manifest(self.attempt, self.by)),
             files: Vec::new(),
             bytes: self.bytes.saturating_add(metadata.bytes),
+            bytes_here: self.bytes.saturating_add(metadata.bytes),
             age: metadata.age.0,
             damage: None,
             epoch_lost: false,

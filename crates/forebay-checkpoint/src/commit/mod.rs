@@ -39,6 +39,10 @@
 //! - **Somebody waits for ever.** Every wait has an end on the waiter's own clock: the deadline, the lease of a
 //!   silent rank, the time for ranks to appear, the takeover times.
 //!
+//! Where data lie on the drives of several nodes ([`SplitStore`](forebay_store::SplitStore)) all of this holds of the
+//! records, which are in one place. Of files on other nodes a committer has the word of their ranks, whose parts say
+//! that they are durable; a collector removes what its own node has.
+//!
 //! Nothing is assumed of a store beyond its interface; no two clocks are compared; a reply that gets lost is looked
 //! up. What remains, because no store looks at two objects in one step:
 //!

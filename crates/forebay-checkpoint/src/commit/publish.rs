@@ -155,6 +155,8 @@ impl Attempt {
                     let what = format!("file has {bytes} bytes, its rank wrote {}", file.bytes);
                     return Ok(Some(Error::new(Code::Truncated, what).at(place)));
                 }
+                // On the drive of its rank's node, as the rank has said in its part.
+                None if !self.root.store.sees_all() => {}
                 None => {
                     let error = Error::new(Code::MissingFile, "a rank's file is not there");
                     let hint = "is the folder on storage that all nodes share?";

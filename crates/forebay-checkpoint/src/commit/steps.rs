@@ -45,6 +45,9 @@ pub struct CommitInfo {
     pub files: Vec<FileRef>,
     /// Bytes of those and of `.metadata`.
     pub bytes: u64,
+    /// Bytes of it that are here: all, but on a node that keeps its own ranks' data
+    /// ([`sees_all`](forebay_store::Store::sees_all)).
+    pub bytes_here: u64,
     /// Age of `.metadata` by the store's clock.
     pub age: Duration,
     /// Why the commit or its record cannot be read, if so: it is listed, and nothing of its folder is removed.
@@ -166,6 +169,7 @@ impl CommitInfo {
         self.manifest = Some(commit.manifest);
         self.bytes =
             commit.files.iter().fold(self.bytes, |sum, file| sum.saturating_add(file.bytes));
+        self.bytes_here = self.bytes;
         self.files = commit.files;
     }
 }

@@ -106,6 +106,10 @@ fn without(
     writer: &Arc<Writer>,
     kept: &Mutex<Keep>,
 ) -> Result<Outcome> {
+    if !request.root.store.sees_all() {
+        let what = "a save that somebody else commits needs one place for all of its files";
+        return Err(Error::new(Code::Unsupported, what).at(request.root.store.name()));
+    }
     let part = write(job, request, writer, kept, None).inspect_err(|_| remove(request, writer))?;
     let durable_seconds = job.started.elapsed().as_secs_f64();
     Ok(Outcome { durable: true, durable_seconds, commit_seconds: 0.0, part })

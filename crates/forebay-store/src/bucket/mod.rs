@@ -60,14 +60,19 @@ use crate::shared::shared_store;
 use crate::store::Store;
 use client::{Client, PutAsk};
 pub(crate) use place::Place;
+pub use place::split_url;
 
 /// Opens a store: a path or `file:` URL, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, or
-/// `memory:NAME/PREFIX`, which lives as long as this process (without a name it is new and empty). Nothing is sent yet.
+/// `memory:NAME/PREFIX`, which lives as long as this process (without a name it is new and empty); `node:` and `near:`
+/// are [`SplitStore`](crate::SplitStore)s. Nothing is sent yet.
 ///
 /// Errors: `usage` for other URLs and settings that do not fit; `not_found` for a folder that is not there.
 pub fn open_store(url: &str, settings: &StoreSettings) -> Result<Arc<dyn Store>> {
     Ok(match Place::parse(url)? {
         Place::Folder(folder) => Arc::new(PosixStore::open(Path::new(&folder))?),
+        Place::Split { whole, folder, near } => {
+            Arc::new(crate::split::open(&whole, &folder, near, settings)?)
+        }
         _ => Arc::new(ObjectStore::open(url, settings)?),
     })
 }
@@ -103,7 +108,7 @@ impl ObjectStore {
                 open::bucket(provider, &bucket, &prefix, settings)?
             }
             Place::Memory { name, prefix } => open::memory(&name, &prefix, settings)?,
-            Place::Folder(_) => {
+            Place::Folder(_) | Place::Split { .. } => {
                 return Err(Error::new(Code::Usage, "a folder is no bucket").at(url));
             }
         };

@@ -21,6 +21,15 @@ pub(crate) enum Place {
         name: String,
         prefix: String,
     },
+    /// Data in a folder of this node, everything else in another place: see [`crate::SplitStore`].
+    Split {
+        /// The place of all, a path or a URL.
+        whole: String,
+        /// The node's own folder.
+        folder: PathBuf,
+        /// Whether the place of all is whole, and the folder only nearer.
+        near: bool,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +51,7 @@ impl Provider {
 
 impl Place {
     /// Plain paths, `file:` URLs, `s3://BUCKET/PREFIX` (`s3a:` too), `gs://`, `az://CONTAINER/PREFIX`,
-    /// `memory:NAME/PREFIX`.
+    /// `memory:NAME/PREFIX`; `node://PLACE/FOLDER` and `near://PLACE/FOLDER`.
     ///
     /// Errors: `usage` for other schemes, for URLs with secrets, queries or without a bucket; `unsafe_path` for a
     /// prefix that is none.
@@ -61,6 +70,7 @@ impl Place {
             "az" | "azure" => Provider::Azure,
             "memory" => return memory(text),
             "file" => return folder(text),
+            "node" | "near" => return split(scheme == "near", text),
             _ => {
                 let what = format!("no store is known for URLs with `{scheme}:`");
                 let hint = "paths, and file:, s3:, gs: and az: URLs are";
@@ -69,6 +79,50 @@ impl Place {
         };
         bucket(provider, text)
     }
+}
+
+fn split(near: bool, text: &str) -> Result<Place> {
+    let wrong = |what: &str| {
+        let hint = "node://PLACE/FOLDER, with `/`, `:` and `%` of PLACE as %2F, %3A and %25";
+        Error::new(Code::Usage, what).hint(hint)
+    };
+    let rest = text.split_once("://").map_or("", |(_, rest)| rest);
+    let at = rest.find('/').ok_or_else(|| wrong("a place on a node without a folder"))?;
+    let (whole, folder) = rest.split_at(at);
+    let whole = decoded(whole).filter(|whole| !whole.is_empty());
+    let whole = whole.ok_or_else(|| wrong("a place on a node without a place of all nodes"))?;
+    match Place::parse(&whole)? {
+        Place::Split { .. } => Err(wrong("a place of all nodes cannot be one on a node")),
+        _ => Ok(Place::Split { whole, folder: PathBuf::from(folder), near }),
+    }
+}
+
+/// Text with `%XX` as bytes; `None` where that is none, or not UTF-8.
+fn decoded(text: &str) -> Option<String> {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        let (code, rest) = part.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(code, 16).ok()?);
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The URL of a folder of this node, with a place that all nodes share: see [`crate::SplitStore`]. `near`: the place of
+/// all is whole, and the folder only nearer.
+pub fn split_url(whole: &str, folder: &str, near: bool) -> String {
+    let mut host = String::new();
+    for char in whole.chars() {
+        match char {
+            '/' => host.push_str("%2F"),
+            ':' => host.push_str("%3A"),
+            '%' => host.push_str("%25"),
+            char => host.push(char),
+        }
+    }
+    let folder = folder.trim_start_matches('/');
+    format!("{}://{host}/{folder}", if near { "near" } else { "node" })
 }
 
 fn memory(text: &str) -> Result<Place> {
@@ -153,6 +207,25 @@ mod tests {
             assert_eq!(Place::parse(bad).unwrap_err().code(), Code::Usage, "{bad}");
         }
         assert_eq!(Place::parse("s3://b/../x").unwrap_err().code(), Code::UnsafePath);
+    }
+
+    #[test]
+    fn places_on_nodes_lead_back_to_both() {
+        for whole in ["/lustre/me/run7", "s3://b/run 7%/x", "memory:x/a", "rel/run"] {
+            for near in [false, true] {
+                let url = split_url(whole, "/nvme/run 7%", near);
+                let expected = Place::Split {
+                    whole: whole.to_owned(),
+                    folder: PathBuf::from("/nvme/run 7%"),
+                    near,
+                };
+                assert_eq!(Place::parse(&url).unwrap(), expected, "{url}");
+            }
+        }
+        let nested = split_url(&split_url("/a", "/b", false), "/c", false);
+        for bad in ["node://", "node:///x", "node://a", "node://%2/x", "node://%ff/x", &nested] {
+            assert_eq!(Place::parse(bad).unwrap_err().code(), Code::Usage, "{bad}");
+        }
     }
 
     #[test]

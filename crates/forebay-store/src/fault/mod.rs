@@ -144,6 +144,10 @@ impl<S: Store + ?Sized> Store for FaultStore<S> {
         self.inner.is_remote()
     }
 
+    fn sees_all(&self) -> bool {
+        self.inner.sees_all()
+    }
+
     fn above(&self) -> Result<Option<(Arc<dyn Store>, String)>> {
         self.inner.above()
     }

@@ -42,7 +42,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_error::{Code, Error, Result};
-use forebay_store::StoreSettings;
+use forebay_store::{StoreSettings, local_path, split_url};
 
 pub use file::{CONFIG_VARIABLE, find};
 use file::{Tables, TierTable};
@@ -75,6 +75,9 @@ pub struct TierConfig {
     pub name: String,
     /// A path or a URL, of the folder of steps.
     pub place: String,
+    /// Of the first tier, where `place` is on the drive of each node: a place that all nodes share, for records. See
+    /// [`forebay_store::SplitStore`].
+    pub records: Option<String>,
     /// Most bytes that may be there; what the file system has room for where `None`.
     pub capacity: Option<u64>,
     /// Keep the last so many. Where nothing is said about keeping, all stay.
@@ -256,10 +259,30 @@ fn tiers_of(reading: &mut Reading<'_>, tables: Vec<TierTable>) -> Result<Vec<Tie
         let mut section = Section::new(reading, path.clone(), table.entries);
         let mut tier = TierConfig::read(&mut section, name, &place)?;
         section.finish()?;
+        check_records(&tier, tiers.len()).map_err(|error| error.at(&place))?;
         tier.store = store::read(Section::new(reading, format!("{path}.store"), store))?;
         tiers.push(tier);
     }
     Ok(tiers)
+}
+
+/// Only what is saved to is on the drives of nodes.
+fn check_records(tier: &TierConfig, number: usize) -> Result<()> {
+    if tier.records.is_none() {
+        return Ok(());
+    }
+    if number > 0 {
+        let what = format!("tier `{}` has `records`, and is not the first", tier.name);
+        let hint = "`records` is for drives that each node has its own of, where saves go";
+        return Err(Error::new(Code::Usage, what).hint(hint));
+    }
+    match local_path(&tier.place)? {
+        Some(path) if path.is_absolute() => Ok(()),
+        _ => {
+            let what = format!("tier `{}` has `records`, and its place is no folder", tier.name);
+            Err(Error::new(Code::Usage, what).hint("an absolute path is needed"))
+        }
+    }
 }
 
 impl TierConfig {
@@ -270,6 +293,7 @@ impl TierConfig {
         Ok(Self {
             name,
             place: section.place("place")?.ok_or_else(missing)?,
+            records: section.place("records")?,
             capacity: section.size("capacity", None)?,
             keep_last: section.number("keep_last", None, 1..=1_000_000_000)?,
             keep_every: section.number("keep_every", None, 1..=u64::MAX)?.and_then(NonZeroU64::new),
@@ -279,6 +303,14 @@ impl TierConfig {
             write_limit: section.rate("write_limit")?,
             store: StoreSettings::default(),
         })
+    }
+
+    /// What is opened: its place, with the place of records where that is another one.
+    pub fn url(&self) -> String {
+        match &self.records {
+            Some(records) => split_url(records, &self.place, false),
+            None => self.place.clone(),
+        }
     }
 
     /// Whether anything is said about what stays.

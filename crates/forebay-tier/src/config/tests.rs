@@ -54,6 +54,24 @@ fn from(config: &Config, key: &str) -> (serde_json::Value, String) {
 }
 
 #[test]
+fn drives_of_nodes_have_their_records_elsewhere() {
+    let tier = |name: &str, place: &str, more: &str| {
+        format!("[[tier]]\nname = \"{name}\"\nplace = \"{place}\"\n{more}")
+    };
+    let records = "records = \"s3://archive/run7\"\n";
+    let config = read(&(tier("a", "/nvme/run7", records) + &tier("b", "shared", ""))).unwrap();
+    assert_eq!(config.tiers[0].url(), "node://s3%3A%2F%2Farchive%2Frun7/nvme/run7");
+    assert_eq!(config.tiers[1].url(), "/etc/x/shared");
+    for bad in [
+        tier("a", "/nvme/run7", "") + &tier("b", "/shared", records),
+        tier("a", "s3://b/run7", records),
+    ] {
+        let error = read(&bad).unwrap_err();
+        assert!(error.code() == Code::Usage && error.what().contains("records"), "{error}");
+    }
+}
+
+#[test]
 fn a_configuration_is_read_and_says_where_each_value_came_from() {
     let config = read(GOOD).unwrap();
     let [local, shared, bucket] = &config.tiers[..] else { panic!("{config:?}") };

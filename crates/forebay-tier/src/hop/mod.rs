@@ -67,7 +67,10 @@ pub enum ReadBack {
 /// How a step is moved.
 #[derive(Clone, Debug)]
 pub struct HopOptions {
-    /// Which files this mover copies.
+    /// Which files this mover copies. Where the source is on the drives of several nodes ([`Store::sees_all`]), those
+    /// of this node, whatever is said here.
+    ///
+    /// [`Store::sees_all`]: forebay_store::Store::sees_all
     pub share: Share,
     /// Bytes of a part: what passes the limits at once, and the memory of each file that is copied.
     pub part_bytes: u64,
@@ -161,6 +164,20 @@ pub fn hop(
     if let Some(report) = there_already(&adoption, to)? {
         return Ok(report);
     }
+    let Some(share) = share_of(&from.root, &adoption, options)? else {
+        let missing = adoption.missing(&to.root)?;
+        let arrival = Arrival::Waiting { files: missing.len() };
+        return Ok(report(&adoption, arrival, (0, 0), Tally::default()));
+    };
+    if !from.root.store.sees_all() {
+        // Who has brought all of its own only looks.
+        let missing = adoption.missing(&to.root)?;
+        if !missing.is_empty() && !missing.iter().any(|file| share.has(file)) {
+            let arrival = Arrival::Waiting { files: missing.len() };
+            return Ok(report(&adoption, arrival, (0, 0), Tally::default()));
+        }
+    }
+    let options = &HopOptions { share, ..options.clone() };
     let moved = Mover { from, to, options, adoption: &adoption }.run(watch);
     moved.map_err(|error| match adoption.is_at(&from.root) {
         Ok(false) => {
@@ -170,6 +187,15 @@ pub fn hop(
         }
         _ => error,
     })
+}
+
+/// Which files this mover brings; `None` where none of the step's data are on this node.
+fn share_of(from: &Root, adoption: &Adoption, options: &HopOptions) -> Result<Option<Share>> {
+    if from.store.sees_all() {
+        return Ok(Some(options.share.clone()));
+    }
+    let elsewhere = adoption.missing(from)?;
+    Ok(Share::of_node(adoption.files(), |file| !elsewhere.contains(file)))
 }
 
 fn there_already(adoption: &Adoption, to: &Side) -> Result<Option<HopReport>> {

@@ -5,6 +5,9 @@ use std::collections::BTreeSet;
 use forebay_checkpoint::commit::{FileRef, MANIFEST_PREFIX};
 use forebay_error::{Code, Error, Result};
 
+/// How names of data files end.
+const DATA_END: &str = ".distcp";
+
 /// The files of some ranks: a file belongs to the rank in its name, the manifest to the rank that wrote it. Movers
 /// share a step when every rank is in the share of one of them; one in none is never moved, and the step never
 /// committed.
@@ -30,6 +33,24 @@ impl Share {
     /// These ranks, those of a node as a rule; `mover` is this mover's number, which no other has.
     pub fn of_ranks(mover: u32, movers: u32, ranks: impl IntoIterator<Item = u32>) -> Self {
         Self { mover, movers, ranks: Some(ranks.into_iter().collect()) }
+    }
+
+    /// What a node brings of a step whose data lie on the drives of several nodes: the files of the ranks whose data
+    /// are
+    /// `here`. Those of ranks without data are brought by the node of the first rank that has some. The node's number
+    /// is its first rank, which no other node has. `None` where no data are here.
+    pub(super) fn of_node(files: &[FileRef], here: impl Fn(&FileRef) -> bool) -> Option<Self> {
+        let data = || files.iter().filter(|file| file.name.ends_with(DATA_END));
+        let ranks = |of: &mut dyn Iterator<Item = &FileRef>| -> BTreeSet<u32> {
+            of.map(|file| rank_of(&file.name).unwrap_or(0)).collect()
+        };
+        let (all, mut own) = (ranks(&mut data()), ranks(&mut data().filter(|file| here(file))));
+        let first = *own.first()?;
+        if all.first() == Some(&first) {
+            own.extend(ranks(&mut files.iter()).difference(&all));
+        }
+        let movers = ranks(&mut files.iter()).last().map_or(1, |last| last.saturating_add(1));
+        Some(Self::of_ranks(first, movers, own))
     }
 
     /// This mover's number, and how many there are.
@@ -85,5 +106,27 @@ mod tests {
         let has = |name: &str| node.has(&FileRef { name: name.to_owned(), bytes: 1 });
         assert_eq!(names.map(has), [false, false, true, true, false]);
         assert_eq!(Share::of(2, 2).check().unwrap_err().code(), Code::Usage);
+    }
+
+    #[test]
+    fn every_file_of_split_data_is_brought_by_one_node() {
+        let data = |rank: u32| format!("00000abc-1_{rank}_0.distcp");
+        // Rank 0 and rank 5 have no data; rank 5 wrote the manifest, and rank 4 a side file.
+        let mut names: Vec<String> = [1, 2, 3, 4].map(data).to_vec();
+        names.extend(
+            ["00000abc-1_4_rng.json", "forebay.manifest-00000abc-1_5", "odd"].map(str::to_owned),
+        );
+        let files: Vec<FileRef> =
+            names.into_iter().map(|name| FileRef { name, bytes: 1 }).collect();
+        let node = |ranks: &[u32]| {
+            let own: BTreeSet<String> = ranks.iter().copied().map(data).collect();
+            Share::of_node(&files, |file| own.contains(&file.name))
+        };
+        let nodes = [node(&[3, 4]).unwrap(), node(&[1, 2]).unwrap()];
+        for file in &files {
+            assert_eq!(nodes.iter().filter(|node| node.has(file)).count(), 1, "{file:?}");
+        }
+        assert_eq!(nodes.map(|node| node.number()), [(3, 6), (1, 6)]);
+        assert_eq!(node(&[]), None);
     }
 }

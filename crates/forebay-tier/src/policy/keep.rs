@@ -16,6 +16,7 @@ impl Rules {
             let divides = keep.every.is_some_and(|n| step.is_multiple_of(n.get()));
             young || divides || keep.pins.contains(step)
         }));
+        kept.retain(|step| keep.pins.contains(step) || !view.is_lost(tier, *step));
         kept
     }
 
@@ -73,11 +74,13 @@ impl Rules {
     /// What holds whatever the rules of the tier say, see [the module](super).
     fn may_go(&self, view: &View, tier: usize, step: u64) -> bool {
         let Some(copy) = view.committed(tier, step) else { return false };
-        if copy.in_use
-            || copy.going
-            || self.holds.contains(&step)
-            || self.awaited(view, tier, step, copy)
-        {
+        if copy.in_use || copy.going || self.holds.contains(&step) {
+            return false;
+        }
+        if view.is_lost(tier, step) {
+            return true;
+        }
+        if self.awaited(view, tier, step, copy) {
             return false;
         }
         let sole = !view.elsewhere(tier, step, copy.attempt);

@@ -67,6 +67,9 @@ pub struct TierView {
     pub other_bytes: u64,
     /// It cannot be read now: what it has counts, and nothing comes from there.
     pub silent: bool,
+    /// It is the drives of several nodes, and bytes are those of this one: what it has is gone when a node is, so no
+    /// copy goes elsewhere because it is here.
+    pub partial: bool,
 }
 
 /// What is on all tiers.
@@ -76,6 +79,9 @@ pub struct View {
     pub line: Vec<u64>,
     /// The nearest first.
     pub tiers: Vec<TierView>,
+    /// Steps that only the drives of nodes have, that no line leads to any more, and that their nodes have not brought
+    /// for a long time: a node is gone. They go, and go nowhere.
+    pub lost: BTreeSet<u64>,
 }
 
 /// Which steps a tier keeps: those that any of these keeps.
@@ -144,9 +150,16 @@ impl View {
         self.committed(tier, step).is_some_and(|copy| copy.attempt == attempt)
     }
 
-    /// The same, and it stays there.
+    /// Whether a step on a tier is part of one that is lost.
+    fn is_lost(&self, tier: usize, step: u64) -> bool {
+        self.lost.contains(&step) && self.tiers.get(tier).is_some_and(|tier| tier.partial)
+    }
+
+    /// The same, and it stays there, whole.
     fn keeps(&self, tier: usize, step: u64, attempt: AttemptId) -> bool {
-        self.has(tier, step, attempt) && self.committed(tier, step).is_some_and(|copy| !copy.going)
+        let is_whole = self.tiers.get(tier).is_some_and(|tier| !tier.partial);
+        let stays = self.committed(tier, step).is_some_and(|copy| !copy.going);
+        is_whole && stays && self.has(tier, step, attempt)
     }
 
     /// Whether another tier has it and keeps it.

@@ -41,7 +41,7 @@ impl Rules {
             let replaces = view.committed(to, *step).map(|older| older.attempt);
             Some(Order { step: *step, from, to, priority, replaces })
         };
-        view.line.iter().rev().filter_map(order).collect()
+        view.line.iter().rev().filter(|step| !view.lost.contains(step)).filter_map(order).collect()
     }
 
     /// The next hop of a step: from which tier to which.

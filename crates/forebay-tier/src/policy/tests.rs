@@ -46,7 +46,7 @@ fn view(line: &[u64], tiers: &[&[u64]]) -> View {
         let copies = steps.iter().map(|step| (*step, copy(*step, 10, 1000 - *step))).collect();
         TierView { copies, ..TierView::default() }
     };
-    View { line: line.to_vec(), tiers: tiers.iter().map(tier).collect() }
+    View { line: line.to_vec(), tiers: tiers.iter().map(tier).collect(), ..View::default() }
 }
 
 #[test]
@@ -62,6 +62,42 @@ fn steps_go_hop_by_hop_the_newest_first() {
             order(10, 1, 2, Priority::Archive),
         ]
     );
+}
+
+#[test]
+fn drives_of_nodes_are_no_copy_for_others_and_what_is_lost_on_them_goes() {
+    let line = [1, 2, 3];
+    let rules = three();
+    let mut here = view(&line, &[&line, &line, &[]]);
+    here.tiers[0].partial = true;
+    assert_eq!(rules.evictable(&here, 0), [1]);
+    // The second tier keeps four; here it is to keep one.
+    let mut few = three();
+    few.tiers[1].keep = keep(1, 0);
+    assert_eq!(few.evictable(&here, 1), [1, 2]);
+    // The newest is nowhere else.
+    let mut only = view(&line, &[&[3], &[1, 2], &[]]);
+    assert!(only.elsewhere(1, 3, attempt(3)));
+    only.tiers[0].partial = true;
+    assert!(!only.elsewhere(1, 3, attempt(3)));
+    assert!(rules.evictable(&only, 0).is_empty());
+    // No line leads to step 1 any more, and a node that has a part of it is gone.
+    let mut lost = view(&line, &[&line, &[3], &[]]);
+    lost.tiers[0].partial = true;
+    assert!(rules.moves(&lost).iter().any(|order| order.step == 1));
+    assert!(rules.evictable(&lost, 0).is_empty());
+    lost.lost.insert(1);
+    assert!(rules.moves(&lost).iter().all(|order| order.step == 2));
+    assert_eq!(rules.evictable(&lost, 0), [1]);
+    lost.tiers[0].copies.get_mut(&1).unwrap().in_use = true;
+    assert!(rules.evictable(&lost, 0).is_empty());
+    lost.tiers[0].copies.get_mut(&1).unwrap().in_use = false;
+    let mut held = rules.clone();
+    held.holds.insert(1);
+    assert!(held.evictable(&lost, 0).is_empty());
+    let mut pinned = rules;
+    pinned.tiers[0].keep.pins.insert(1);
+    assert!(pinned.evictable(&lost, 0).is_empty());
 }
 
 #[test]
@@ -333,7 +369,7 @@ proptest! {
     ) {
         let rules = Rules { tiers: vec![near, middle, far], holds, backlog };
         let tiers = vec![TierView::default(); 3];
-        let mut model = Model { view: View { line: Vec::new(), tiers }, next: 1 };
+        let mut model = Model { view: View { tiers, ..View::default() }, next: 1 };
         for act in &acts {
             model.act(&rules, act);
         }

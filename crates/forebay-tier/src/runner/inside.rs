@@ -50,6 +50,10 @@ impl Store for Inside {
         self.store.abilities()
     }
 
+    fn sees_all(&self) -> bool {
+        self.store.sees_all()
+    }
+
     fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Vec<u8>, Version)>> {
         self.store.get(&self.real(key), max_bytes)
     }

@@ -61,6 +61,7 @@ pub use action::{Action, Outcome, RemovedStep};
 pub use admit::Admitted;
 pub use tiers::Tiers;
 
+use crate::policy::Order;
 use crate::status::Status;
 use state::Shared;
 
@@ -196,7 +197,12 @@ impl Runner {
         let picture = self.shared.picture_of_all(&state);
         let moving = state.moving.len();
         let under_way = |step: u64| state.moving.iter().any(|moving| moving.order.step == step);
-        let wanted = picture.wanted();
+        // What is on the drives of nodes and off the line may never be whole: a node of it may be gone.
+        let partial = |tier: usize| picture.view.tiers.get(tier).is_some_and(|tier| tier.partial);
+        let is_given_up =
+            |order: &Order| picture.off_line.contains(&order.step) && partial(order.from);
+        let mut wanted = picture.wanted();
+        wanted.retain(|order| !is_given_up(order));
         let tiers = 0..state.tiers.len();
         let removable = tiers.flat_map(|tier| {
             let steps = plan::removable(&state, &picture, tier);

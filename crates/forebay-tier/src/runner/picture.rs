@@ -1,20 +1,24 @@
 //! From what was seen of each tier to what the rules decide on.
 //!
-//! Three things the rules are not told as they are:
+//! Four things the rules are not told as they are:
 //!
 //! - Data of steps that were removed, and wait for their grace time, count as gone: else more and more would be removed
 //!   for room that is coming anyway. Whether there is room *now* is looked at apart ([`Picture::fits_now`]).
 //! - Commits that no line leads to (of a life of the job that was left behind) are the oldest, and the last copy of one
 //!   is held: that a person decides.
+//! - What is on the drives of nodes only, and off the line, is given up when its nodes do not bring it in fifteen grace
+//!   times: a node of it is gone, and nobody can ever put it together.
 //! - A tier that does not answer gets and gives nothing, and what it is known to have still counts.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use forebay_checkpoint::commit::{
     AttemptId, AttemptStatus, Claims, CommitInfo, Pin, Ranked, StepState,
 };
 
 use super::sight::{Seen, Sight};
+use super::tidy::DEAD_GRACES;
 use super::tiers::Tiers;
 use crate::limits::Priority;
 use crate::policy::{Order, Rank, Rules, StepCopy, Takes, TierView, View};
@@ -35,6 +39,8 @@ pub(crate) struct Known<'a> {
 pub(crate) struct Picture {
     pub(crate) view: View,
     pub(crate) rules: Rules,
+    /// Commits that no line leads to any more.
+    pub(crate) off_line: BTreeSet<u64>,
     /// By step, then by name.
     pub(crate) pins: BTreeMap<u64, BTreeSet<String>>,
     pub(crate) holds: BTreeSet<u64>,
@@ -71,9 +77,16 @@ impl Picture {
         let used: Vec<u64> = used.collect();
         let free: Vec<Option<u64>> =
             known.iter().map(|tier| tier.sight.and_then(|sight| sight.free)).collect();
-        let view = View { line, tiers: of_tiers.into_iter().map(|(view, _)| view).collect() };
+        let views = of_tiers.into_iter().map(|(view, _)| view).collect();
+        let mut view = View { line, tiers: views, lost: BTreeSet::new() };
+        let patience = tiers.config.moving.grace.saturating_mul(DEAD_GRACES);
+        if known.iter().all(|tier| tier.sight.is_some()) {
+            let lost = ranked.off_line.iter().copied();
+            view.lost = lost.filter(|step| is_lost(&view, *step, patience)).collect();
+        }
         let pinned: BTreeSet<u64> = pins.keys().copied().collect();
         let sole = ranked.off_line.iter().filter(|step| copies_of(&view, **step) < 2);
+        let sole = sole.filter(|step| !view.lost.contains(step));
         let held = holds.iter().chain(sole).copied().collect();
         let mut rules = tiers.rules(&pinned, held);
         for ((tier, used), free) in rules.tiers.iter_mut().zip(&used).zip(&free) {
@@ -86,7 +99,8 @@ impl Picture {
         }
         let moves = usable(&view, &rules, known);
         let marks_known = known.iter().all(|tier| tier.sight.is_some_and(|s| s.marks.is_some()));
-        Self { view, rules, pins, holds, used, free, moves, marks_known }
+        let off_line = ranked.off_line.iter().copied().collect();
+        Self { view, rules, off_line, pins, holds, used, free, moves, marks_known }
     }
 
     /// What is to be moved, the most urgent first, room not looked at.
@@ -157,7 +171,8 @@ impl Picture {
     /// Tiers that have this commit and keep it, but for one.
     pub(crate) fn others(&self, but: usize, step: u64, attempt: AttemptId) -> Vec<usize> {
         let stays = |tier: usize| {
-            let copy = self.view.tiers.get(tier).and_then(|tier| tier.copies.get(&step));
+            let whole = self.view.tiers.get(tier).filter(|tier| !tier.partial);
+            let copy = whole.and_then(|tier| tier.copies.get(&step));
             copy.is_some_and(|copy| copy.committed && copy.attempt == attempt && !copy.going)
         };
         (0..self.view.tiers.len()).filter(|tier| *tier != but && stays(*tier)).collect()
@@ -166,15 +181,26 @@ impl Picture {
     /// Bytes of the newest commit: what the next save is likely to need.
     pub(crate) fn newest_bytes(&self) -> Option<u64> {
         let newest = self.view.line.last()?;
-        let copies = self.view.tiers.iter().filter_map(|tier| tier.copies.get(newest));
+        // Elsewhere it has the bytes of all nodes.
+        let of_node = self.view.tiers.first().filter(|tier| tier.partial).map(std::slice::from_ref);
+        let tiers = of_node.unwrap_or(&self.view.tiers);
+        let copies = tiers.iter().filter_map(|tier| tier.copies.get(newest));
         copies.filter(|copy| copy.committed).map(|copy| copy.bytes).max()
     }
+}
+
+/// Whether only the drives of nodes have a step, and nothing more of it has come from there for that long.
+fn is_lost(view: &View, step: u64, patience: Duration) -> bool {
+    let mut copies =
+        view.tiers.iter().filter_map(|tier| Some((tier, tier.copies.get(&step)?))).peekable();
+    copies.peek().is_some()
+        && copies.all(|(tier, copy)| (tier.partial || !copy.committed) && copy.age >= patience)
 }
 
 /// Copies of a step that stay.
 fn copies_of(view: &View, step: u64) -> usize {
     let stays = |copy: &StepCopy| copy.committed && !copy.going;
-    let copy = |tier: &TierView| tier.copies.get(&step).is_some_and(stays);
+    let copy = |tier: &TierView| !tier.partial && tier.copies.get(&step).is_some_and(stays);
     view.tiers.iter().filter(|tier| copy(tier)).count()
 }
 
@@ -223,7 +249,8 @@ impl<'a> Commits<'a> {
 
 /// A tier as the rules see it, and bytes that are going.
 fn tier_view(known: &Known<'_>, commits: &Commits<'_>) -> (TierView, u64) {
-    let (mut view, mut going) = (TierView::default(), 0u64);
+    let partial = known.sight.is_some_and(|sight| sight.partial);
+    let (mut view, mut going) = (TierView { partial, ..TierView::default() }, 0u64);
     for (step, seen) in known.sight.into_iter().flat_map(|sight| &sight.steps) {
         let rank = |commit: &CommitInfo| commits.rank_of(*step, commit);
         let (copy, more_going, other) = step_copy(seen, rank);
@@ -246,7 +273,7 @@ fn step_copy(seen: &Seen, rank: impl Fn(&CommitInfo) -> Rank) -> (Option<StepCop
     let left = attempts.iter().filter(|attempt| !is_removed(&attempt.status));
     let sound = commit.as_ref().filter(|commit| commit.damage.is_none());
     if let Some((commit, attempt)) = sound.and_then(|commit| Some((commit, commit.attempt?))) {
-        let (bytes, age) = (commit.bytes, seen.age());
+        let (bytes, age) = (commit.bytes_here, seen.age());
         let rank = rank(commit);
         let (in_use, going_now) = (false, false);
         let copy =

@@ -20,7 +20,7 @@ use super::inside::Inside;
 use super::state::{Moving, Shared, Watch};
 use super::tiers::folder_of;
 use crate::audit_log::Event;
-use crate::hop::{HopOptions, HopReport, Side, hop};
+use crate::hop::{Arrival, HopOptions, HopReport, Side, hop};
 use crate::limits::{Caps, Limits, Priority};
 use crate::policy::Order;
 
@@ -93,6 +93,10 @@ impl Destination {
                 let side = shared.tiers.side(tier)?;
                 let folder = shared.tiers.tier(tier)?.folder.clone();
                 let store = side.root.store;
+                if !store.sees_all() {
+                    let what = "a checkpoint of its own cannot be on the drives of several nodes";
+                    return Err(Error::new(Code::Usage, what).at(store.name()));
+                }
                 Ok(Self { store, limits: side.limits, tier: Some(tier), folder })
             }
         }
@@ -147,6 +151,10 @@ fn copy(
         // Not made where it is not there.
         let side = shared.tiers.existing(from).and_then(|_| shared.tiers.side(from));
         match side.and_then(|side| hop(&side, &to, step, &options, &watch)) {
+            Ok(HopReport { arrival: Arrival::Waiting { files }, .. }) => {
+                let what = format!("{files} files of the step are on other nodes");
+                first = first.or(Some(Error::new(Code::MissingFile, what)));
+            }
             Ok(report) => return Ok((from, report)),
             // Another tier would meet the same.
             Err(error) if error.code() == Code::LostCommit => {

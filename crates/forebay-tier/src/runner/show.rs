@@ -119,7 +119,10 @@ fn step_status(
     let nearest = commits().find(|copy| Some(copy.attempt) == attempt);
     let state_of = |(number, tier): (usize, &crate::policy::TierView)| match tier.copies.get(&step)
     {
-        Some(copy) if copy.committed && Some(copy.attempt) == attempt => CopyState::Committed,
+        Some(copy) if copy.committed && Some(copy.attempt) == attempt => match tier.partial {
+            true => CopyState::OnNodes,
+            false => CopyState::Committed,
+        },
         Some(copy) if copy.committed => CopyState::Other,
         _ if moving.get(&step) == Some(&number) => CopyState::Moving,
         _ if coming.get(&step).is_some_and(|to| to.contains(&number)) => CopyState::Waiting,

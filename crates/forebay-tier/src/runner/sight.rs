@@ -43,6 +43,8 @@ pub(crate) struct Sight {
     pub(crate) free: Option<u64>,
     /// Bytes of all of that file system.
     pub(crate) size: Option<u64>,
+    /// Whether it shows the data of this node only.
+    pub(crate) partial: bool,
     /// What went wrong while the rest was seen.
     pub(crate) troubles: Vec<(Option<u64>, Arc<Error>)>,
 }
@@ -108,6 +110,7 @@ impl Looker {
             claims: self.claims.clone(),
             free,
             size,
+            partial: !root.store.sees_all(),
             troubles,
         })
     }

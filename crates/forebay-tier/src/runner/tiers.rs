@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use forebay_checkpoint::commit::{Clock, Root, SystemClock};
 use forebay_checkpoint::save::OurMetadata;
 use forebay_error::{Code, Error, Result};
-use forebay_store::{PosixStore, Store, open_store};
+use forebay_store::{PosixStore, Store, create_split, open_store};
 
 use crate::config::{Config, TierConfig};
 use crate::hop::Side;
@@ -31,7 +31,8 @@ pub struct Tiers {
 pub(crate) struct Tier {
     pub(crate) config: TierConfig,
     pub(crate) limits: Arc<Limits>,
-    /// The folder, where it is one: for its free space, and as the source of an export.
+    /// The folder, where it is one (a node's, of what is on several): for its free space, and as the source of an
+    /// export.
     pub(crate) folder: Option<PathBuf>,
     opened: Mutex<Option<Opened>>,
 }
@@ -185,6 +186,15 @@ impl Tier {
         // Before it is opened: if it is replaced in between the next look finds that.
         let id = self.folder.as_deref().and_then(id_of);
         let store = match &self.folder {
+            Some(folder) if self.config.records.is_some() => {
+                let url = self.config.url();
+                if make {
+                    create_split(&url)?;
+                } else if open_folder(folder, false)?.is_none() {
+                    return Ok(None);
+                }
+                open_store(&url, &self.config.store)?
+            }
             Some(folder) => match open_folder(folder, make)? {
                 Some(store) => Arc::new(store) as Arc<dyn Store>,
                 None => return Ok(None),

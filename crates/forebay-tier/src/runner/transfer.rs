@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use forebay_error::{Code, Error, Result};
 
 use super::io_priority;
+use super::retry::Retry;
 use super::state::{Moving, Shared, Watch};
 use crate::audit_log::Event;
 use crate::hop::{Arrival, HopOptions, HopReport, hop};
@@ -34,6 +35,12 @@ pub(crate) fn run(shared: &Shared, moving: &Arc<Moving>) {
             }
         }
         match moved {
+            Ok(HopReport { arrival: Arrival::Waiting { .. }, .. }) => {
+                // Other nodes bring the rest: whether they have is asked again soon.
+                let retry = state.retries.entry((order.step, order.to)).or_default();
+                *retry = Retry::default();
+                retry.rest(Instant::now(), shared.tiers.config.moving.look_every);
+            }
             Ok(_) => {
                 state.retries.remove(&(order.step, order.to));
                 if let Some(tier) = state.tiers.get_mut(order.to) {

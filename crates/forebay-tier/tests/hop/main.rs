@@ -7,6 +7,7 @@ mod kills;
 mod limited;
 mod movers;
 mod nearest;
+mod nodes;
 mod places;
 mod replace;
 mod uploads;

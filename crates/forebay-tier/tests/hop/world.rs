@@ -178,6 +178,22 @@ pub(crate) fn objects(store: &dyn Store, prefix: &str) -> BTreeMap<String, Vec<u
     listed.into_iter().filter_map(|listed| object(listed.key)).collect()
 }
 
+/// Each rank's data on a drive of its own, the rest where all see it.
+pub(crate) fn split(whole: &dyn Store) -> (MemoryStore, Vec<MemoryStore>) {
+    let records = MemoryStore::new();
+    let drives: Vec<MemoryStore> = (0..WORLD).map(|_| MemoryStore::new()).collect();
+    for (key, bytes) in objects(whole, "") {
+        let rank: Option<u32> =
+            key.rsplit('/').next().and_then(|name| name.split('_').nth(1)?.parse().ok());
+        let place = match rank {
+            Some(rank) if key.ends_with(".distcp") => &drives[rank as usize % drives.len()],
+            _ => &records,
+        };
+        place.put(&key, &bytes).unwrap();
+    }
+    (records, drives)
+}
+
 /// The files of a step, without records.
 pub(crate) fn files(store: &dyn Store, step: u64) -> BTreeMap<String, Vec<u8>> {
     let mut found = objects(store, &format!("step-{step}/"));

@@ -8,6 +8,7 @@ mod drain;
 mod heal;
 mod keep;
 mod looks;
+mod nodes;
 mod servers;
 mod setup;
 mod tidy;

@@ -117,6 +117,7 @@ fn copy(state: CopyState) -> &'static str {
         CopyState::Moving => "moving",
         CopyState::Partial => "partial",
         CopyState::Committed => "yes",
+        CopyState::OnNodes => "nodes",
         CopyState::Other => "other",
     }
 }

@@ -170,6 +170,7 @@ fn step_line(status: &Status, look: &Look, step: &StepStatus) -> String {
                 CopyState::Moving => (WATER, "◐"),
                 CopyState::Partial => (WARN, "◔"),
                 CopyState::Committed => (GOOD, "●"),
+                CopyState::OnNodes => (GOOD, "◍"),
                 CopyState::Other => (BAD, "≠"),
             };
             line.put(style, sign).put(style, " ").column(style, name(status, tier), 10);

@@ -1,0 +1,282 @@
+//! A store in two places: records where all nodes see them, data on the drive of each node.
+//!
+//! A job on several nodes can save to their own drives only if there is one place where it is agreed what was saved:
+//! records (begin, part, decision, `.metadata`, the manifest: a few megabytes a step) are small and go there, data
+//! files stay on the node. Nothing of the commit changes by that. What each node lists is all records and its own data,
+//! so a collector finds what its own node is to remove, and nobody can say of another node's files that they are
+//! missing ([`Store::sees_all`]).
+//!
+//! ```text
+//! node://RECORDS/FOLDER      records below RECORDS/.forebay/nodes, data below FOLDER. RECORDS is a path or a URL,
+//!                            with `/`, `:` and `%` as %2F, %3A and %25
+//! near://ROOT/FOLDER         to read ROOT, data from FOLDER as far as they are there
+//! ```
+//!
+//! The folder of records lies below `.forebay`, where no listing of the place itself sees steps: only what is complete
+//! in one place is a checkpoint there.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use forebay_engine::RangeSource;
+use forebay_error::{Code, Error, Result};
+
+use crate::bucket::{Place, StoreSettings};
+use crate::key::is_temp;
+use crate::object::{Abilities, DataObject, Expect, Listed, Published, Version};
+use crate::posix::PosixStore;
+use crate::shared::{local_path, shared_store};
+use crate::store::Store;
+
+/// Where records of node-local steps are, below the place of records.
+pub const NODE_RECORDS: &str = ".forebay/nodes";
+/// How names of data files end; every other object is a record.
+const DATA_END: &str = ".distcp";
+/// Most folders of a node that are looked at when it is opened.
+const FOLDERS_MAX: usize = 1 << 22;
+
+/// See the module.
+pub struct SplitStore {
+    records: Arc<dyn Store>,
+    data: Arc<dyn Store>,
+    /// Whether data that are not here are read where the records are.
+    reads_on: bool,
+}
+
+impl SplitStore {
+    /// Records in one store, data in another.
+    pub fn new(records: Arc<dyn Store>, data: Arc<dyn Store>) -> Self {
+        Self { records, data, reads_on: false }
+    }
+
+    /// A whole store, whose data are read from another one as far as they are there.
+    pub fn near(whole: Arc<dyn Store>, data: Arc<dyn Store>) -> Self {
+        Self { records: whole, data, reads_on: true }
+    }
+
+    /// Where something is written to and removed from.
+    fn of(&self, key: &str) -> &Arc<dyn Store> {
+        if is_data(key) && !self.reads_on { &self.data } else { &self.records }
+    }
+}
+
+/// Opens a `node:` or `near:` place. `settings` are those of the place of all nodes, where it is a bucket.
+pub(crate) fn open(
+    whole: &str,
+    folder: &Path,
+    near: bool,
+    settings: &StoreSettings,
+) -> Result<SplitStore> {
+    let (given, (folder, step)) = (folder, without_step(folder));
+    let whole = below(whole, if near { "" } else { NODE_RECORDS });
+    let whole = shared_store(&below(&whole, step), settings)?;
+    let data = Arc::new(PosixStore::open(if step.is_empty() { folder } else { given })?);
+    Ok(match near {
+        true => SplitStore::near(whole, data),
+        false => SplitStore::new(whole, data),
+    })
+}
+
+/// The folder of this node of a `node:` or `near:` place; `None` where it is another place. Errors: `usage` for what is
+/// none.
+pub fn split_folder(url: &str) -> Result<Option<PathBuf>> {
+    Ok(match Place::parse(url)? {
+        Place::Split { folder, .. } => Some(folder),
+        _ => None,
+    })
+}
+
+/// Makes the folders of a `node:` place, where the ones above them are there: where those are missing, a file system is
+/// not mounted.
+///
+/// Errors: `usage` for other places; `already_exists` where whole checkpoints are in the node's folder, which nobody
+/// would see again; `not_found`, I/O.
+pub fn create_split(url: &str) -> Result<()> {
+    let Place::Split { whole, folder, near: false } = Place::parse(url)? else {
+        return Err(Error::new(Code::Usage, "not a place on a node").at(url));
+    };
+    let missing = |error: Error| error.hint("make the folder, or mount what it is on");
+    make(&folder).map_err(missing)?;
+    check_own(&PosixStore::open(&folder)?)?;
+    let Some(records) = local_path(&whole)? else { return Ok(()) };
+    make(&records).map_err(missing)?;
+    PosixStore::create(&records.join(NODE_RECORDS)).map(drop)
+}
+
+fn check_own(data: &PosixStore) -> Result<()> {
+    for (name, is_folder) in data.names("", FOLDERS_MAX)? {
+        if is_folder && data.open_data(&format!("{name}/.metadata")).is_ok() {
+            let what = "the folder for a node's own files has a whole checkpoint in it";
+            let error = Error::new(Code::AlreadyExists, what);
+            let hint = "take an empty folder, or one that only jobs with records elsewhere use";
+            return Err(error.at(format!("{}/{name}", data.name())).hint(hint));
+        }
+    }
+    Ok(())
+}
+
+fn make(folder: &Path) -> Result<()> {
+    match PosixStore::open(folder) {
+        Err(error) if error.code() == Code::NotFound => {
+            let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
+            match above.unwrap_or(Path::new(".")).is_dir() {
+                true => PosixStore::create(folder).map(drop),
+                false => Err(error),
+            }
+        }
+        opened => opened.map(drop),
+    }
+}
+
+/// A folder and the step's below it, where it is one of a step.
+fn without_step(folder: &Path) -> (&Path, &str) {
+    let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let is_step = name.strip_prefix("step-").is_some_and(|step| step.parse::<u64>().is_ok());
+    match folder.parent() {
+        Some(above) if is_step => (above, name),
+        _ => (folder, ""),
+    }
+}
+
+fn below(place: &str, name: &str) -> String {
+    match name.is_empty() {
+        true => place.to_owned(),
+        false => format!("{}/{name}", place.trim_end_matches('/')),
+    }
+}
+
+fn is_data(key: &str) -> bool {
+    key.ends_with(DATA_END)
+}
+
+/// Lines of both, in the order of their keys; a record counts before what has the same key.
+fn merged(records: Vec<Listed>, data: Vec<Listed>, limit: usize) -> Result<Vec<Listed>> {
+    let own = data.into_iter().filter(|line| is_data(&line.key) || is_temp(&line.key));
+    let all = own.chain(records).map(|line| (line.key.clone(), line));
+    let all: BTreeMap<String, Listed> = all.collect();
+    if all.len() > limit {
+        let what = format!("a listing of more than {limit} objects");
+        return Err(Error::new(Code::Unsupported, what));
+    }
+    Ok(all.into_values().collect())
+}
+
+impl Store for SplitStore {
+    fn name(&self) -> String {
+        match self.reads_on {
+            true => self.records.name(),
+            false => self.data.name(),
+        }
+    }
+
+    fn abilities(&self) -> Abilities {
+        let (records, data) = (self.records.abilities(), self.data.abilities());
+        if self.reads_on {
+            return records;
+        }
+        Abilities {
+            durable_publish: records.durable_publish && data.durable_publish,
+            reserves_space: records.reserves_space && data.reserves_space,
+            rejects_bad_checksums: data.rejects_bad_checksums,
+            returns_checksums: data.returns_checksums,
+            ..records
+        }
+    }
+
+    fn is_remote(&self) -> bool {
+        self.records.is_remote()
+    }
+
+    fn sees_all(&self) -> bool {
+        self.reads_on && self.records.sees_all()
+    }
+
+    fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Vec<u8>, Version)>> {
+        self.of(key).get(key, max_bytes)
+    }
+
+    fn create(&self, key: &str, bytes: &[u8]) -> Result<bool> {
+        self.of(key).create(key, bytes)
+    }
+
+    fn put(&self, key: &str, bytes: &[u8]) -> Result<()> {
+        self.of(key).put(key, bytes)
+    }
+
+    fn list(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        if self.reads_on {
+            return self.records.list(prefix, limit);
+        }
+        // Data first: of each that is seen there was a record before.
+        let data = self.data.list(prefix, limit)?;
+        merged(self.records.list(prefix, limit)?, data, limit)
+    }
+
+    fn list_here(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        if self.reads_on {
+            return self.records.list_here(prefix, limit);
+        }
+        let data = self.data.list_here(prefix, limit)?;
+        merged(self.records.list_here(prefix, limit)?, data, limit)
+    }
+
+    fn names(&self, prefix: &str, limit: usize) -> Result<Vec<(String, bool)>> {
+        let mut names = self.records.names(prefix, limit)?;
+        if !self.reads_on {
+            let own = self.data.names(prefix, limit)?.into_iter();
+            names.extend(own.filter(|(name, is_folder)| *is_folder || is_data(name)));
+            names.sort();
+            names.dedup();
+        }
+        Ok(names)
+    }
+
+    fn remove(&self, key: &str) -> Result<bool> {
+        match is_temp(key) && !self.reads_on {
+            // Of either.
+            true => Ok(self.records.remove(key)? | self.data.remove(key)?),
+            false => self.of(key).remove(key),
+        }
+    }
+
+    fn discard(&self, keys: &[String]) -> Result<()> {
+        let (data, records): (Vec<_>, Vec<_>) = keys.iter().cloned().partition(|key| is_data(key));
+        let removed = if data.is_empty() { Ok(()) } else { self.data.discard(&data) };
+        let records = if records.is_empty() { Ok(()) } else { self.records.discard(&records) };
+        removed.and(records)
+    }
+
+    fn unfinished(&self, prefix: &str, limit: usize) -> Result<Vec<Listed>> {
+        self.records.unfinished(prefix, limit)
+    }
+
+    fn forget_unfinished(&self, key: &str) -> Result<u64> {
+        self.records.forget_unfinished(key)
+    }
+
+    fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published> {
+        if is_data(staged) != is_data(to) {
+            let what = "a record cannot become a data file, nor the other way round";
+            return Err(Error::new(Code::Unsupported, what).at(format!("{}/{to}", self.name())));
+        }
+        self.of(to).publish(staged, to, expect)
+    }
+
+    fn create_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {
+        self.of(key).create_data(key, bytes)
+    }
+
+    fn open_data(&self, key: &str) -> Result<Arc<dyn RangeSource>> {
+        if !is_data(key) {
+            return self.records.open_data(key);
+        }
+        match self.data.open_data(key) {
+            Err(error) if error.code() == Code::NotFound => match self.reads_on {
+                true => self.records.open_data(key),
+                false => Err(error.hint("it is on the drive of another node, or its node is gone")),
+            },
+            opened => opened,
+        }
+    }
+}

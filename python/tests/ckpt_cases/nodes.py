@@ -1,0 +1,103 @@
+"""What ranks do whose first tier is on the drives of nodes: two ranks a node, a folder for each node's drive."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import forebay
+from forebay._ckpt import tiers as tiers_module
+
+RANKS_A_NODE = 2
+ROWS = 4096
+
+
+def state_of(world: int, seed: int) -> dict[str, Any]:
+    mesh = init_device_mesh("cpu", (world,))
+    whole = torch.arange(ROWS * 64, dtype=torch.float32).reshape(ROWS, 64) + seed
+    return {"w": distribute_tensor(whole if seed else whole * 0, mesh, [Shard(0)]), "seed": seed}
+
+
+def is_whole(state: dict[str, Any], seed: int) -> bool:
+    whole = torch.arange(ROWS * 64, dtype=torch.float32).reshape(ROWS, 64) + seed
+    return bool(torch.equal(state["w"].full_tensor(), whole)) and state["seed"] == seed
+
+
+def made(rank: int, folder: str, **tier: Any) -> forebay.Checkpointer:
+    root = Path(folder)
+    return forebay.Checkpointer(
+        root / f"drive{rank // RANKS_A_NODE}",
+        records=root / "shared",
+        tiers=[{"place": str(root / "shared"), **tier}],
+    )
+
+
+def saves_and_drains(rank: int, world: int, folder: str) -> dict[str, Any]:
+    """Two steps, on the drives and from there to the shared tier."""
+    with made(rank, folder) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, state_of(world, step), blocking=True, per_rank={"rank": rank})
+        drained = checkpoints.drain(60) if rank == 0 else True
+        status = checkpoints.tier_status() if rank == 0 else None
+        torch.distributed.barrier()
+    return {"drained": drained, "status": status, "latest": checkpoints.latest()}
+
+
+def saves_and_dies(rank: int, world: int, folder: str) -> None:
+    """Saves a step that cannot be moved in time, and ends as by a kill."""
+    checkpoints = made(rank, folder, write_limit=1000)
+    checkpoints.save(3, state_of(world, 3), blocking=True, per_rank={"rank": rank})
+    torch.distributed.barrier()
+    assert not (Path(folder) / "shared/step-3/.metadata").exists()
+
+
+def comes_back(rank: int, world: int, folder: str, patience: float | None = None) -> dict[str, Any]:
+    """Restores the newest step, and saves the next."""
+    if patience is not None:
+        tiers_module.NODE_PATIENCE_SECONDS = patience
+    with warnings.catch_warnings(record=True) as caught, made(rank, folder) as checkpoints:
+        warnings.simplefilter("always")
+        state, own = state_of(world, 0), {"rank": -1}
+        report = checkpoints.restore(state, per_rank=own)
+        whole = is_whole(state, state["seed"])
+        checkpoints.save(report.step + 10, state, blocking=True, per_rank=own)
+        drained = checkpoints.drain(20) if rank == 0 else True
+        status = checkpoints.tier_status() if rank == 0 else None
+        torch.distributed.barrier()
+    told = [str(one.message) for one in caught if "passed over" in str(one.message)]
+    return {
+        "step": report.step,
+        "whole": whole,
+        "own": own["rank"],
+        "told": told,
+        "drained": drained,
+        "status": status,
+    }
+
+
+def restores_elsewhere(rank: int, world: int, folder: str) -> bool:
+    """On other ranks, in one place."""
+    with forebay.Checkpointer(Path(folder) / "shared") as checkpoints:
+        state = state_of(world, 0)
+        report = checkpoints.restore(state, strict=False)
+        return is_whole(state, report.step)
+
+
+def refuses(rank: int, folder: str) -> str:
+    """Ranks whose places of records are not one place."""
+    root = Path(folder)
+    os.makedirs(root / f"records{rank}", exist_ok=True)
+    checkpoints = forebay.Checkpointer(
+        root / "drive", records=root / f"records{rank}", tiers=[str(root / "shared")]
+    )
+    try:
+        checkpoints.save(1, {"w": torch.zeros(3)}, blocking=True)
+    except forebay.Error as error:
+        return error.code
+    return "saved"

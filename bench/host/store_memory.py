@@ -14,8 +14,9 @@ Resident memory (VmHWM) is the client's, of the whole process. Bounds, in bytes:
     put   upload_bytes + threads * 8 MiB (buffers of the reader of the file) + 64 MiB (program, connections)
     get   2 * threads * 4 * 8 MiB (buffers of the caller, and one more for ranges that are asked for twice) + 64 MiB
 
-The exit code is 1 if a bound does not hold, if parts took more than upload_bytes, or if the second half of an object took
-over 16 MiB more than the first.
+The exit code is 1 if a bound does not hold, or if parts took more than upload_bytes. The peak of the first half of the bytes
+is told as well: it may be lower, for an upload fills its room, and a download opens connections and asks twice, whenever the
+server is slow for a moment.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ import environment  # noqa: E402
 
 MIB = 1 << 20
 PROGRAM = 64 * MIB
-GROWTH = 16 * MIB
 RANGES = 4
 ZEROS = memoryview(bytes(4 * MIB))
 DATE = "Mon, 30 Nov 2026 00:00:00 GMT"
@@ -177,7 +177,6 @@ def visit(transfer: Path, what: str, path: str, size: int, threads: int, memory:
     buffers = threads * 8 * MIB
     bound = (memory + buffers if what == "put" else 2 * RANGES * buffers) + PROGRAM
     within = result["peak_bytes"] <= bound and (what == "get" or result["part_bytes"] <= memory)
-    within = within and result["peak_bytes"] - half <= GROWTH
     return {"what": what, "bytes": size, "threads": threads, "upload_bytes": memory, "peak_bytes": result["peak_bytes"],
             "peak_bytes_of_half": half, "part_bytes_peak": result["part_bytes"], "bound_bytes": bound, "within": within, "passed_bytes": passed}
 

@@ -1,6 +1,6 @@
 //! Memory for parts of uploads: bounded, and waited for.
 //!
-//! A part's buffer is taken when its first byte is written and given back when the store has it. Writers wait for room
+//! A part's buffer is taken when its first byte is written and given back when nobody sends it any more. Writers wait for room
 //! while parts are on their way. When none is, waiting would be for ever: every buffer is a part that lacks bytes which
 //! perhaps only the waiting writer has. Then as much again is lent, and beyond twice the bound writers are told that
 //! they write too scattered. Threads that take pieces of an object in order, as saves do, never come to that: they

@@ -84,6 +84,27 @@ enum Part {
     Sent,
 }
 
+/// A part on its way. Its memory and its room go back when the last of the HTTP stack lets go of it, which may be after
+/// the answer.
+struct Flying {
+    buffer: Vec<u8>,
+    room: Option<Taken>,
+}
+
+impl AsRef<[u8]> for Flying {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl Drop for Flying {
+    fn drop(&mut self) {
+        if let Some(room) = self.room.take() {
+            room.give_back(std::mem::take(&mut self.buffer));
+        }
+    }
+}
+
 impl Upload {
     /// Errors: `already_exists` where this process writes the key already; `unsupported` for more than parts can hold.
     pub(super) fn new(client: &Arc<Client>, key: &str, bytes: u64) -> Result<Self> {
@@ -221,14 +242,14 @@ impl Shared {
 
     /// Sends a part that is whole, or that nothing more will be written to.
     fn send(self: &Arc<Self>, index: usize, part: &mut Part) {
-        let (bytes, room) = match std::mem::replace(part, Part::Sent) {
+        let bytes = match std::mem::replace(part, Part::Sent) {
             Part::Filling { mut buffer, mut room, .. } => {
                 room.fly();
                 buffer.resize(self.part_len(index), 0);
-                (Bytes::from(buffer), Some(room))
+                Bytes::from_owner(Flying { buffer, room: Some(room) })
             }
             // A hole. Zeroed memory that nobody has touched is not there yet.
-            Part::Untouched => (Bytes::from(vec![0; self.part_len(index)]), None),
+            Part::Untouched => Bytes::from(vec![0; self.part_len(index)]),
             Part::Sent => return,
         };
         let shared = Arc::clone(self);
@@ -236,10 +257,7 @@ impl Shared {
         state.flying += 1;
         let task = self.client.handle.spawn(async move {
             let sent = shared.send_part(index, &bytes).await;
-            match room {
-                Some(room) if bytes.is_unique() => room.give_back(Vec::from(bytes)),
-                room => drop((bytes, room)),
-            }
+            drop(bytes);
             let mut state = shared.state();
             state.flying -= 1;
             match sent {

@@ -1,10 +1,10 @@
 //! Memory for parts of uploads: bounded, and waited for.
 //!
-//! A part's buffer is taken when its first byte is written and given back when nobody sends it any more. Writers wait for room
-//! while parts are on their way. When none is, waiting would be for ever: every buffer is a part that lacks bytes which
-//! perhaps only the waiting writer has. Then as much again is lent, and beyond twice the bound writers are told that
-//! they write too scattered. Threads that take pieces of an object in order, as saves do, never come to that: they
-//! have no more parts open than there are threads, and one.
+//! A part's buffer is taken when its first byte is written and given back when nobody sends it any more. Writers wait
+//! for room while parts are on their way. When none is, waiting would be for ever: every buffer is a part that lacks
+//! bytes which perhaps only the waiting writer has. Then as much again is lent, and beyond twice the bound writers are
+//! told that they write too scattered. Threads that take pieces of an object in order, as saves do, never come to
+//! that: they have no more parts open than there are threads, and one.
 //!
 //! Buffers are used again while any room is taken. The system's allocator would give back and take parts of 8 MiB for
 //! every part, or keep them in heaps that fill with holes: 20 GB through 64 MiB of parts held 60 MiB more than that.

@@ -183,6 +183,8 @@ impl Trackers {
         }
         // No path that could be opened: what is open is all there is.
         first.place = format!("fd://{}", shown.display());
+        // It is whole, whatever the configured job's is.
+        first.records = None;
         let mut places = vec![first.place.clone()];
         for tier in rest {
             // Who is told it has another current folder.

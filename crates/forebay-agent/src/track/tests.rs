@@ -125,6 +125,28 @@ fn the_configured_folder_is_not_moved_twice() {
 }
 
 #[test]
+fn what_is_handed_over_has_its_records_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let text = format!(
+        "[[tier]]\nname = \"drive\"\nplace = \"{}\"\nrecords = \"{}\"\n\
+         [[tier]]\nname = \"shared\"\nplace = \"{}\"\n",
+        at("drive"),
+        at("shared"),
+        at("shared"),
+    );
+    let trackers = of(folder.path(), &text);
+    let uid = rustix::process::geteuid().as_raw();
+    trackers.track("run7", open(&folder.path().join("a")), uid).unwrap();
+    let state = trackers.lock();
+    let Some(Place::Moved(tracked)) = state.tracked.get("run7") else { panic!("not moved") };
+    let first = &tracked.runner.tiers().config().tiers[0];
+    assert_eq!(first.url(), format!("fd://{}", at("a")));
+    drop(state);
+    trackers.stop();
+}
+
+#[test]
 fn who_hands_a_folder_over_is_told_whole_paths() {
     let here = std::env::current_dir().unwrap();
     assert_eq!(absolute("a/b"), here.join("a/b").display().to_string());

@@ -267,6 +267,10 @@ impl Store for SplitStore {
         self.of(key).create_data(key, bytes)
     }
 
+    fn resume_data(&self, key: &str, bytes: u64) -> Result<Box<dyn DataObject>> {
+        self.of(key).resume_data(key, bytes)
+    }
+
     fn open_data(&self, key: &str) -> Result<Arc<dyn RangeSource>> {
         if !is_data(key) {
             return self.records.open_data(key);

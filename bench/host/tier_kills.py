@@ -88,7 +88,7 @@ class Plan:
     shared_limit: str = "20 MB/s"
     bucket_limit: str = "8 MB/s"
     #: Most seconds from the last kill until all has arrived, and until all is collected after that.
-    drain_s: float = 300.0
+    drain_s: float = 600.0
     collect_s: float = 150.0
 
 

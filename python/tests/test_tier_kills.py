@@ -35,8 +35,9 @@ def kills(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_steps_arrive_though_trainer_agent_and_server_are_killed(kills: Any) -> None:
     program = server()
+    # Two parts a step, and so many kills that each of the three is among them.
     plan = kills.Plan(
-        seed=20261130, kills=12, steps=3, pause_s=(0.1, 0.8), grace_s=1, bucket_limit="16 MB/s"
+        seed=20261130, kills=18, steps=3, step_bytes=12 << 20, pause_s=(0.1, 0.6), grace_s=1
     )
     told = kills.run(plan, command(), program)
     assert told["failed"] == [], told

@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_engine::{FileSink, RangeSink};
 use rustix::fd::{AsFd, OwnedFd};
@@ -112,7 +113,7 @@ impl Files for RealFiles {
             }
             Err(errno) => return Err(errno),
         };
-        match rustix::fs::flock(&handle.file, FlockOperation::NonBlockingLockExclusive) {
+        match lock_soon(&handle.file) {
             Ok(()) if is_named(&handle.file, &folder, name)? => Ok((handle, made)),
             // Its name went to another file, or to none, since it was opened.
             Ok(()) | Err(Errno::WOULDBLOCK) => Err(Errno::WOULDBLOCK),
@@ -199,6 +200,18 @@ impl Files for RealFiles {
             false => Err(Errno::WOULDBLOCK),
         }
     }
+}
+
+/// Tries to lock a file, for half a second: file systems in user space hear of a close a moment after it.
+fn lock_soon(file: &File) -> Result<(), Errno> {
+    let lock = || rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive);
+    for pause_ms in [10, 40, 150, 300] {
+        match lock() {
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(pause_ms)),
+            result => return result,
+        }
+    }
+    lock()
 }
 
 /// Opens a file to lock, or makes it.

@@ -279,7 +279,15 @@ class ReadLease:
 
 @final
 class Tiers:
-    def __init__(self, file: _Place, text: str | None = None, moves: bool = True) -> None: ...
+    def __init__(
+        self, file: _Place, text: str | None = None, moves: bool = True, reach: str = "all"
+    ) -> None: ...
+    @staticmethod
+    def unlanded(
+        file: _Place, text: str | None = None, step: int | None = None
+    ) -> tuple[int, int, list[int]] | None: ...
+    @staticmethod
+    def ranks_here(file: _Place, text: str | None, step: int) -> list[int]: ...
     @staticmethod
     def read(file: _Place, text: str | None = None) -> tuple[list[str], str]: ...
     @staticmethod

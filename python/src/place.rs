@@ -130,7 +130,7 @@ pub(crate) fn folder_of_split(place: &str) -> Result<Option<PathBuf>> {
 /// the node's folder has whole checkpoints.
 #[pyfunction]
 pub(crate) fn make_node_place(py: Python<'_>, place: String) -> Result<()> {
-    interruptible(py, move |_| create_split(&place))
+    interruptible(py, move |_| create_split(&place, &settings_of(Path::new(&place))))
 }
 
 /// Adds the functions to the module.

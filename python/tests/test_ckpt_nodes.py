@@ -53,6 +53,7 @@ def test_each_node_keeps_its_own_and_brings_it_to_all(tmp_path: Path) -> None:
 def test_a_job_that_was_killed_goes_on_from_the_drives(tmp_path: Path) -> None:
     run(nodes.saves_and_drains, tmp_path)
     run(nodes.saves_and_dies, tmp_path)
+    assert nodes.made(0, str(tmp_path)).latest() == 3
     results = run(nodes.comes_back, tmp_path)
     assert [result["step"] for result in results] == [3] * WORLD
     assert all(result["whole"] and result["drained"] for result in results)
@@ -65,10 +66,12 @@ def test_a_drive_that_is_gone_is_told_and_the_step_before_is_restored(tmp_path: 
     run(nodes.saves_and_drains, tmp_path)
     run(nodes.saves_and_dies, tmp_path)
     shutil.rmtree(tmp_path / "drive1")
-    results = run(nodes.comes_back, tmp_path, 1.0)
+    results = run(nodes.comes_back, tmp_path)
     assert [result["step"] for result in results] == [2] * WORLD
     assert all(result["whole"] and result["drained"] for result in results), results
-    assert any("drives of nodes" in line for line in results[0]["told"]), results[0]["told"]
+    assert any("2 ranks (2, 3) are not here" in line for line in results[0]["told"]), results[0]
+    # What is left of it stays, for a person to decide.
+    assert data_of(tmp_path / "drive0", 3) == {0, 1}
 
 
 def flip(file: Path) -> None:
@@ -100,7 +103,21 @@ def test_data_come_from_the_nodes_own_drive_and_if_damaged_from_the_next_tier(
 
 
 def test_records_that_are_not_in_one_place_are_found(tmp_path: Path) -> None:
-    assert "saved" not in harness.run(nodes.refuses, 2, str(tmp_path))
+    codes = harness.run(nodes.refuses, 2, str(tmp_path))
+    # Rank 1 does not find what rank 0 has written.
+    assert set(codes) == {"not_found"}, codes
+
+
+def test_a_drive_whose_records_are_not_there_is_left_alone(tmp_path: Path) -> None:
+    run(nodes.saves_and_drains, tmp_path)
+    kept = sorted((tmp_path / "drive0").rglob("*.distcp"))
+    (tmp_path / "shared").rename(tmp_path / "unmounted")
+    (tmp_path / "shared").mkdir()
+    with pytest.raises(forebay.Error) as caught:
+        nodes.made(0, str(tmp_path))
+    assert caught.value.code in ("not_shared", "not_found")
+    assert sorted((tmp_path / "drive0").rglob("*.distcp")) == kept
+    assert not list((tmp_path / "shared").iterdir())
 
 
 def test_what_cannot_be(tmp_path: Path) -> None:

@@ -12,6 +12,10 @@
 //! near://ROOT/FOLDER         to read ROOT, data from FOLDER as far as they are there
 //! ```
 //!
+//! A drive and its records belong together: both have the same random name under [`NAME_KEY`]. Where the records are
+//! not there any more, or are others (a file system that is not mounted, a folder that was made anew), everything on
+//! the drive would look like left over; so nothing is listed then.
+//!
 //! The folder of records lies below `.forebay`, where no listing of the place itself sees steps: only what is complete
 //! in one place is a checkpoint there.
 
@@ -31,6 +35,10 @@ use crate::store::Store;
 
 /// Where records of node-local steps are, below the place of records.
 pub const NODE_RECORDS: &str = ".forebay/nodes";
+/// What both places have: 16 hex digits, made once.
+const NAME_KEY: &str = ".forebay/place";
+/// Most bytes of it that are read.
+const NAME_BYTES_MAX: u64 = 64;
 /// How names of data files end; every other object is a record.
 const DATA_END: &str = ".distcp";
 /// Most folders of a node that are looked at when it is opened.
@@ -40,6 +48,8 @@ const FOLDERS_MAX: usize = 1 << 22;
 pub struct SplitStore {
     records: Arc<dyn Store>,
     data: Arc<dyn Store>,
+    /// What the records must be called.
+    name: Option<Vec<u8>>,
     /// Whether data that are not here are read where the records are.
     reads_on: bool,
 }
@@ -47,12 +57,35 @@ pub struct SplitStore {
 impl SplitStore {
     /// Records in one store, data in another.
     pub fn new(records: Arc<dyn Store>, data: Arc<dyn Store>) -> Self {
-        Self { records, data, reads_on: false }
+        Self { records, data, name: None, reads_on: false }
+    }
+
+    /// The same of places that belong together. Errors: `not_shared` where they do not.
+    fn named(records: Arc<dyn Store>, data: Arc<dyn Store>) -> Result<Self> {
+        let name = data.get(NAME_KEY, NAME_BYTES_MAX)?.map(|(bytes, _)| bytes);
+        let store = Self { records, data, name, reads_on: false };
+        store.check_name()?;
+        Ok(store)
+    }
+
+    /// Fails where the records are not those of this drive.
+    fn check_name(&self) -> Result<()> {
+        let Some(name) = &self.name else { return Ok(()) };
+        let there = self.records.get(NAME_KEY, NAME_BYTES_MAX)?.map(|(bytes, _)| bytes);
+        if there.as_ref() == Some(name) {
+            return Ok(());
+        }
+        let what = match there {
+            None => "there are no records, and this drive has files of some",
+            Some(_) => "these are not the records of this drive's files",
+        };
+        let error = Error::new(Code::NotShared, what).at(self.records.name());
+        Err(error.hint("is its file system mounted? a job's drives and records stay together"))
     }
 
     /// A whole store, whose data are read from another one as far as they are there.
     pub fn near(whole: Arc<dyn Store>, data: Arc<dyn Store>) -> Self {
-        Self { records: whole, data, reads_on: true }
+        Self { records: whole, data, name: None, reads_on: true }
     }
 
     /// Where something is written to and removed from.
@@ -72,10 +105,11 @@ pub(crate) fn open(
     let whole = below(whole, if near { "" } else { NODE_RECORDS });
     let whole = shared_store(&below(&whole, step), settings)?;
     let data = Arc::new(PosixStore::open(if step.is_empty() { folder } else { given })?);
-    Ok(match near {
-        true => SplitStore::near(whole, data),
-        false => SplitStore::new(whole, data),
-    })
+    match (near, step) {
+        (true, _) => Ok(SplitStore::near(whole, data)),
+        (false, "") => SplitStore::named(whole, data),
+        (false, _) => Ok(SplitStore::new(whole, data)),
+    }
 }
 
 /// The folder of this node of a `node:` or `near:` place; `None` where it is another place. Errors: `usage` for what is
@@ -90,27 +124,64 @@ pub fn split_folder(url: &str) -> Result<Option<PathBuf>> {
 /// Makes the folders of a `node:` place, where the ones above them are there: where those are missing, a file system is
 /// not mounted.
 ///
-/// Errors: `usage` for other places; `already_exists` where whole checkpoints are in the node's folder, which nobody
-/// would see again; `not_found`, I/O.
-pub fn create_split(url: &str) -> Result<()> {
+/// Both get the name by which they know each other.
+///
+/// Errors: `usage` for other places; `not_shared` where they have belonged to others before; `already_exists` where
+/// whole checkpoints are in the node's folder, which nobody would see again; `not_found`, I/O.
+pub fn create_split(url: &str, settings: &StoreSettings) -> Result<()> {
     let Place::Split { whole, folder, near: false } = Place::parse(url)? else {
         return Err(Error::new(Code::Usage, "not a place on a node").at(url));
     };
     let missing = |error: Error| error.hint("make the folder, or mount what it is on");
+    if !without_step(&folder).1.is_empty() {
+        let what = "a folder for a node's own files is called like that of a step";
+        return Err(Error::new(Code::Usage, what)
+            .at(folder.display())
+            .hint("give it another name"));
+    }
     make(&folder).map_err(missing)?;
-    check_own(&PosixStore::open(&folder)?)?;
-    let Some(records) = local_path(&whole)? else { return Ok(()) };
-    make(&records).map_err(missing)?;
-    PosixStore::create(&records.join(NODE_RECORDS)).map(drop)
+    let data = PosixStore::open(&folder)?;
+    let known = data.get(NAME_KEY, NAME_BYTES_MAX)?.is_some();
+    if !known {
+        check_own(&data)?;
+    }
+    if let Some(records) = local_path(&whole)? {
+        make(&records).map_err(missing)?;
+        if !known {
+            PosixStore::create(&records.join(NODE_RECORDS)).map(drop)?;
+        }
+    }
+    let records = shared_store(&below(&whole, NODE_RECORDS), settings)?;
+    if known {
+        return SplitStore::named(records, Arc::new(data)).map(drop);
+    }
+    let own = format!("{:016x}", random());
+    records.create(NAME_KEY, own.as_bytes())?;
+    let missing = || Error::new(Code::NotFound, "what was written is gone").at(records.name());
+    let name = records.get(NAME_KEY, NAME_BYTES_MAX)?.ok_or_else(missing)?.0;
+    data.create(NAME_KEY, &name)?;
+    // Another process of this node may have been quicker.
+    SplitStore::named(records, Arc::new(data)).map(drop)
+}
+
+/// Random bits that tell places apart; no secret.
+fn random() -> u64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    hasher.write_u128(time.map_or(0, |time| time.as_nanos()));
+    hasher.finish()
 }
 
 fn check_own(data: &PosixStore) -> Result<()> {
     for (name, is_folder) in data.names("", FOLDERS_MAX)? {
-        if is_folder && data.open_data(&format!("{name}/.metadata")).is_ok() {
-            let what = "the folder for a node's own files has a whole checkpoint in it";
+        let below =
+            if is_folder { data.names(&format!("{name}/"), FOLDERS_MAX)? } else { Vec::new() };
+        if below.iter().any(|(name, _)| name == ".metadata" || is_data(name)) {
+            let what = "the folder for a node's own files has files of other checkpoints in it";
             let error = Error::new(Code::AlreadyExists, what);
-            let hint = "take an empty folder, or one that only jobs with records elsewhere use";
-            return Err(error.at(format!("{}/{name}", data.name())).hint(hint));
+            return Err(error.at(format!("{}/{name}", data.name())).hint("take an empty folder"));
         }
     }
     Ok(())
@@ -210,6 +281,7 @@ impl Store for SplitStore {
         }
         // Data first: of each that is seen there was a record before.
         let data = self.data.list(prefix, limit)?;
+        self.check_name()?;
         merged(self.records.list(prefix, limit)?, data, limit)
     }
 
@@ -218,6 +290,7 @@ impl Store for SplitStore {
             return self.records.list_here(prefix, limit);
         }
         let data = self.data.list_here(prefix, limit)?;
+        self.check_name()?;
         merged(self.records.list_here(prefix, limit)?, data, limit)
     }
 

@@ -118,8 +118,8 @@ fn a_url_leads_to_both_and_folders_are_made_where_those_above_are() {
     let open = |url: &str| open_store(url, &StoreSettings::default());
     assert_eq!(open(&url).err().unwrap().code(), Code::NotFound, "looking makes nothing");
     assert!(!shared.exists() && !drive.exists());
-    create_split(&url).unwrap();
-    create_split(&url).unwrap();
+    create_split(&url, &StoreSettings::default()).unwrap();
+    create_split(&url, &StoreSettings::default()).unwrap();
     assert_eq!(split_folder(&url).unwrap(), Some(drive.clone()));
     assert_eq!(split_folder("s3://b/x").unwrap(), None);
     let store = open(&url).unwrap();
@@ -141,6 +141,23 @@ fn a_url_leads_to_both_and_folders_are_made_where_those_above_are() {
     let near = open(&split_url(at(&shared), at(&drive), true)).unwrap();
     assert_eq!(read(&*near, "step-7/.metadata"), b"whole");
     assert_eq!(read(&*near, DATA), b"bytes");
+    // The place of records is not mounted, or is another: nothing is listed, by whoever has it open, either.
+    let (away, other) = (above.path().join("away"), above.path().join("other"));
+    std::fs::rename(&shared, &away).unwrap();
+    std::fs::create_dir(&shared).unwrap();
+    let create = |url: &str| create_split(url, &StoreSettings::default());
+    for place in [&shared, &other] {
+        let error = create(&split_url(at(place), at(&drive), false)).unwrap_err();
+        assert!(matches!(error.code(), Code::NotShared | Code::NotFound), "{error}");
+    }
+    create(&split_url(at(&other), at(&above.path().join("drive2")), false)).unwrap();
+    let mixed = open(&split_url(at(&other), at(&drive), false)).err().unwrap();
+    assert_eq!(mixed.code(), Code::NotShared);
+    std::fs::remove_dir(&shared).unwrap();
+    std::fs::rename(&away, &shared).unwrap();
+    let opened = open(&url).unwrap();
+    std::fs::remove_file(records.join(".forebay/place")).unwrap();
+    assert_eq!(opened.list("", 99).unwrap_err().code(), Code::NotShared);
     for (url, code) in [
         (split_url(at(&shared), at(&above.path().join("no/mount")), false), Code::NotFound),
         (split_url(at(&above.path().join("no/mount")), at(&drive), false), Code::NotFound),
@@ -148,7 +165,11 @@ fn a_url_leads_to_both_and_folders_are_made_where_those_above_are() {
         (split_url(at(&shared), at(&drive), true), Code::Usage),
         ("/a/folder".to_owned(), Code::Usage),
     ] {
-        assert_eq!(create_split(&url).unwrap_err().code(), code, "{url}");
+        assert_eq!(
+            create_split(&url, &StoreSettings::default()).unwrap_err().code(),
+            code,
+            "{url}"
+        );
     }
     assert_eq!(split_folder(&url).unwrap().unwrap(), PathBuf::from(&drive));
 }

@@ -17,6 +17,8 @@ use forebay_engine::read_exact_at;
 use forebay_error::{Code, Error, Result};
 use forebay_format::crc::{crc32, crc32_join};
 
+use crate::hop::{is_data, rank_of};
+
 /// Bytes that are read at a time.
 const READ_BYTES: u64 = 8 << 20;
 
@@ -94,14 +96,14 @@ pub fn choose(tiers: &[Root], wanted: Wanted, look: Look) -> Result<Source> {
 }
 
 /// A commit on the drives of nodes that is newer than all that is in one place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unlanded {
     /// The step.
     pub step: u64,
     /// Bytes of it that the nearest whole tier lacks.
     pub lacking: u64,
-    /// Bytes of the largest file of those.
-    pub largest: u64,
+    /// Whose data are among them.
+    pub ranks: BTreeSet<u32>,
 }
 
 /// Looks whether a commit, or the newest of all tiers, is on the drives of nodes only: then it can be restored once
@@ -129,8 +131,26 @@ pub fn unlanded(tiers: &[Root], wanted: Wanted) -> Result<Option<Unlanded>> {
     }
     let missing = missing.unwrap_or_else(|| commit.files().to_vec());
     let lacking = missing.iter().fold(0, |sum: u64, file| sum.saturating_add(file.bytes));
-    let largest = missing.iter().map(|file| file.bytes).max().unwrap_or(0);
-    Ok(Some(Unlanded { step, lacking, largest }))
+    Ok(Some(Unlanded { step, lacking, ranks: ranks_of(&missing) }))
+}
+
+/// The ranks whose data of a step are whole on the drive of this node. Empty where it has none, or there is no such
+/// step.
+///
+/// Errors: I/O.
+pub fn ranks_here(node: &Root, step: u64) -> Result<BTreeSet<u32>> {
+    let commit = match Adoption::read(node, step) {
+        Ok(commit) => commit,
+        Err(error) if error.code() == Code::NotCommitted => return Ok(BTreeSet::new()),
+        Err(error) => return Err(error),
+    };
+    let elsewhere = ranks_of(&commit.missing(node)?);
+    Ok(ranks_of(commit.files()).difference(&elsewhere).copied().collect())
+}
+
+fn ranks_of(files: &[FileRef]) -> BTreeSet<u32> {
+    let data = files.iter().filter(|file| is_data(file));
+    data.filter_map(|file| rank_of(&file.name)).collect()
 }
 
 fn none(tiers: &[Root], wanted: Wanted, passed: Vec<Passed>) -> Error {

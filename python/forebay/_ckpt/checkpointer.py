@@ -40,10 +40,13 @@ from forebay._ckpt.settings import OnBusy, Progress, parse, parse_step
 from forebay._ckpt.sidefiles import SideFiles
 from forebay._ckpt.tiers import Tiers, TiersLike
 from forebay._ckpt.training import Attached, Owned, Training
-from forebay._errors import DataError, Error, make, usage
+from forebay._errors import Error, make, usage
 from forebay._urls import Place
 
 _log = logging.getLogger("forebay")
+
+#: Errors of a restore that another copy would not mend.
+_NOT_OF_A_COPY = ("usage", "structure_mismatch", "cancelled", "out_of_memory")
 
 
 class Checkpointer:
@@ -296,9 +299,9 @@ class Checkpointer:
     def _restored(request: Request, ranks: Ranks, chosen: Choice) -> RestoreReport:
         try:
             return restoring.restore(request, ranks, chosen)
-        except DataError as error:
+        except Error as error:
             # The same on all ranks.
-            if chosen.nearer is None:
+            if chosen.nearer is None or error.code in _NOT_OF_A_COPY:
                 raise
             warnings.warn(f"the node's own copy is passed over: {error}", stacklevel=4)
         return restoring.restore(request, ranks, replace(chosen, nearer=None))
@@ -342,6 +345,9 @@ class Checkpointer:
         self._check_process()
         if self._settings.tiers is None:
             return _native.latest(self._settings.directory)
+        on_drives = self._settings.tiers.lacking(None)
+        if on_drives is not None:
+            return on_drives.step
         try:
             return self._settings.tiers.nearest(None)[1]
         except Error as error:
@@ -402,7 +408,8 @@ class Checkpointer:
 
     def drain(self, timeout: float = 3600.0) -> bool:
         """Waits until every committed step is where it should be, after the end of the save under way; False if that takes
-        longer, or copies that should go cannot be removed. To be called by rank 0."""
+        longer, or copies that should go cannot be removed. To be called by rank 0; with `records` by all ranks, each of
+        which may be who moves what its node has."""
         self._check_process()
         agent = self._settings.agent
         tiers = self._tiers() if agent is None else None
@@ -410,7 +417,7 @@ class Checkpointer:
         if agent is not None:
             return agent.drain(_native.latest(self._settings.directory), timeout)
         assert tiers is not None
-        return tiers.drain(timeout)
+        return tiers.drain(timeout, self._ranks().rank == 0)
 
     def pause_tiers(self, paused: bool = True) -> None:
         """Lets nothing more in or out of tiers, or goes on: for phases in which the network belongs to others. What is
@@ -544,7 +551,10 @@ class Checkpointer:
             return
         run = self._run
         if self._settings.tiers is not None:
-            self._settings.tiers.attend()
+            try:
+                self._settings.tiers.attend(run is not None and run.ranks.rank == 0)
+            except Error as error:
+                _log.error("forebay: what this node has is not moved: %s", error)
         if run is not None and run.ranks.rank == 0:
             if self._settings.agent is not None:
                 self._settings.agent.hand_over()

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from forebay import _native
+from forebay._ckpt.nodetier import Lacking, Landing
 from forebay._ckpt.ranks import Ranks
 from forebay._ckpt.settings import parse_step
 from forebay._ckpt.tiers import Tiers
@@ -59,11 +60,10 @@ def choose(directory: Place, step: object, ranks: Ranks, tiers: Tiers | None = N
     latest = isinstance(step, str) and step == "latest"
     # A folder that is named is that one, wherever it is.
     among = None if isinstance(step, str | os.PathLike) and not latest else tiers
-    if among is not None:
-        among.attend()
+    lost = None if among is None else _landed(among, None if latest else step, ranks)
     try:
         if among is not None:
-            choice = _nearest(among, None if latest else parse_step(step), ranks)
+            choice = _nearest(among, None if latest else parse_step(step), ranks, lost)
         elif latest:
             choice = Choice(directory, _latest(directory) if ranks.rank == 0 else -1)
         else:
@@ -99,11 +99,27 @@ def choose(directory: Place, step: object, ranks: Ranks, tiers: Tiers | None = N
     return first if latest is False and first.step is None else Choice(choice.folder, first.step)
 
 
-def _nearest(tiers: Tiers, step: int | None, ranks: Ranks) -> Choice:
+def _landed(tiers: Tiers, step: object, ranks: Ranks) -> str | None:
+    """Has the nodes bring a step that is on their drives only; what is wrong if that is not possible, on rank 0. A
+    collective call."""
+    if tiers.node is None:
+        return None
+    number = None if step is None else parse_step(step)
+
+    def look() -> Lacking | None:
+        return tiers.lacking(number)
+
+    def held(on_drives: int) -> list[int]:
+        tiers.attend(ranks.rank == 0)
+        return tiers.ranks_here(on_drives)
+
+    return Landing(ranks, look).wait(held)
+
+
+def _nearest(tiers: Tiers, step: int | None, ranks: Ranks, lost: str | None) -> Choice:
     """The nearest copy that is sound. Rank 0 alone looks."""
     if ranks.rank:
         return Choice(tiers.places[0], -1 if step is None else step)
-    lost = tiers.land(step)
     folder, number, passed = tiers.nearest(step)
     if lost is not None:
         passed.append(lost)

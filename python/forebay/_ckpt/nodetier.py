@@ -1,26 +1,117 @@
 """A first tier that is on the drives of nodes: each node keeps what its own ranks save, records are where all see them.
 
 Each node has one process that moves what is there: whoever has the lock of the node's folder, which the kernel gives
-back when that process ends, however it does. So nothing is agreed upon, and a rank that dies is followed by another.
+back when that process ends, however it does (a record lock: the children of a fork do not keep it). So nothing is agreed
+upon, and a rank that dies is followed by another.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import logging
 import os
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
 
 from forebay import _native
-from forebay._errors import usage
+from forebay._ckpt.ranks import Ranks
+from forebay._errors import Error, usage
 from forebay._urls import Place, Url, place_of
+
+_log = logging.getLogger("forebay")
 
 #: In the node's folder.
 _LOCK = (".forebay", "mover")
 
-#: How long nothing of a step may arrive until its nodes count as gone, and at which rate a file counts as under way.
-PATIENCE_SECONDS = 60.0
-SLOW_BYTES_A_SECOND = 50e6
+#: How long a step may not change that all of its nodes are there to bring.
+PATIENCE_SECONDS = 1800.0
+
+#: How often ranks look whether it has come. No longer than that is any of them alone in a collective call.
+_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """What a step that is on the drives of nodes lacks on the next tier."""
+
+    step: int
+    bytes: int
+    #: Whose data.
+    ranks: frozenset[int]
+
+
+class Landing:
+    """Waits, on all ranks together, until a step has been brought from the drives to the next tier."""
+
+    def __init__(self, ranks: Ranks, look: Callable[[], Lacking | None]) -> None:
+        self._ranks = ranks
+        #: Of rank 0.
+        self._look = look
+        self._least: int | None = None
+        self._since = monotonic()
+
+    def wait(self, held: Callable[[int], Iterable[int]]) -> str | None:
+        """A collective call. `held`: whose data of a step are on this node's drive. What is wrong, if it does not come: on
+        rank 0. Errors: those of any rank, on all."""
+        while True:
+            lacking = self._told()
+            if lacking is None:
+                return None
+            here = self._exchange(lambda step=lacking.step: sorted(held(step)))
+            gone = lacking.ranks.difference(*here)
+            if gone:
+                return (
+                    f"step {lacking.step} was saved to the drives of nodes, and those with the data of "
+                    f"{len(gone)} ranks ({_few(gone)}) are not here"
+                )
+            if self._is_stuck(lacking):
+                return (
+                    f"step {lacking.step} is on the drives of nodes, and nothing of it has come from there for "
+                    f"{PATIENCE_SECONDS:.0f} s: `forebay tier status` says why"
+                )
+            sleep(_LOOK_SECONDS)
+
+    def _told(self) -> Lacking | None:
+        """What rank 0 sees."""
+        told = self._exchange(lambda: _plain(self._look()) if self._ranks.rank == 0 else None)[0]
+        return None if told is None else Lacking(told[0], told[1], frozenset(told[2]))
+
+    def _exchange(self, what: Callable[[], Any]) -> list[Any]:
+        error: Error | None = None
+        found = None
+        try:
+            found = what()
+        except Error as raised:
+            error = raised
+        if self._ranks.alone:
+            if error is not None:
+                raise error
+            return [found]
+        answers = self._ranks.exchange({"error": None, "found": found})
+        self._ranks.raise_first(error)
+        return [answer["found"] for answer in answers]
+
+    def _is_stuck(self, lacking: Lacking) -> bool:
+        if self._least is None or lacking.bytes < self._least:
+            self._least, self._since = lacking.bytes, monotonic()
+            _log.info("forebay: step %d comes from its nodes: %d bytes left", lacking.step, lacking.bytes)
+        # All ranks see the same numbers, but not the same clock: rank 0's counts.
+        late = monotonic() - self._since > PATIENCE_SECONDS
+        return bool(self._exchange(lambda: late)[0])
+
+
+def _plain(lacking: Lacking | None) -> tuple[int, int, list[int]] | None:
+    return None if lacking is None else (lacking.step, lacking.bytes, sorted(lacking.ranks))
+
+
+def _few(ranks: frozenset[int]) -> str:
+    shown = ", ".join(map(str, sorted(ranks)[:8]))
+    return shown if len(ranks) <= 8 else f"{shown}, ..."
 
 
 def node_place(directory: Place, records: str | os.PathLike[str]) -> Url:
@@ -48,13 +139,20 @@ class Node:
         if self._lock is not None and self._pid == os.getpid():
             return True
         path = self.folder.joinpath(*_LOCK)
-        path.parent.mkdir(exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
+            path.parent.mkdir(exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as error:
+            _log.warning("forebay: nothing is moved by this process: %s", error)
             return False
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            # A file system without locks: the first rank of a host, as its launcher counts.
+            return os.environ.get("LOCAL_RANK", "0") == "0"
         self._lock, self._pid = descriptor, os.getpid()
         return True
 

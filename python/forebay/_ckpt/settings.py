@@ -96,8 +96,8 @@ def parse(
     farther = None if tiers is None else Tiers(tiers, place, handed is None, records)
     if farther is not None and farther.node is not None:
         if handed is not None:
-            what = "an agent is handed a folder that is not all of the checkpoints"
-            raise usage(what, "give each node's agent the configuration with these tiers")
+            what = "an agent does not move what is on the drives of nodes"
+            raise usage(what, "the processes of the job do: leave out agent=")
         place = farther.node.place
     return Settings(
         place,

@@ -7,30 +7,24 @@ told: where the tiers are, that something was saved, that a save wants room.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 from forebay import _native
-from forebay._ckpt.nodetier import PATIENCE_SECONDS as NODE_PATIENCE_SECONDS
-from forebay._ckpt.nodetier import SLOW_BYTES_A_SECOND, Node
+from forebay._ckpt.nodetier import Lacking, Node
 from forebay._errors import make, usage
 from forebay._urls import Place, Url, place_of
 
-_log = logging.getLogger("forebay")
 
 #: What `Checkpointer(tiers=...)` takes.
 TiersLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Mapping[str, Any]]
 
 #: How long a save waits for room on the first tier.
 PATIENCE_SECONDS = 600.0
-
-#: How often it is looked whether a step has come from the nodes.
-_LAND_SECONDS = 0.2
 
 #: What a file without a name is called in errors.
 _NO_FILE = "forebay.toml"
@@ -68,48 +62,51 @@ class Tiers:
             Node(self.places[0], folder) if isinstance(self.places[0], Url) and folder else None
         )
         self._native: _native.Tiers | None = None
-        #: Whether that moves.
-        self._at_work = False
+        #: Whether that moves what is on this node's drive.
+        self._has_drive = False
+        self._starts = threading.RLock()
 
     def start(self) -> _native.Tiers:
-        """The runner; to be called on rank 0."""
-        if self._native is None:
-            self._at_work = self._moves and (self.node is None or self.node.takes_charge())
-            duties = {} if self._at_work else {"moves": False}
-            self._native = _native.Tiers(self._file, self._text, **duties)
-        return self._native
+        """The runner of rank 0. Where the first tier is on the drives of nodes it moves what is beyond, and what is on this
+        node's drive if nobody else does."""
+        with self._starts:
+            if self._native is None:
+                self._run("beyond")
+            assert self._native is not None
+            return self._native
 
-    def attend(self) -> None:
-        """A step was committed, or is to be restored: to be called on every rank where tiers are on the drives of nodes.
-        Nothing else is done."""
+    def attend(self, first: bool) -> None:
+        """A step was committed, or is to be restored: to be called on every rank where tiers are on the drives of nodes,
+        `first` on rank 0. Nothing else is done."""
         if self.node is None or not self._moves or not self.node.takes_charge():
             return
-        if self._native is not None and not self._at_work:
-            # Whoever was in charge is gone.
-            native, self._native = self._native, None
-            native.stop()
-        self.start().wake()
+        with self._starts:
+            if self._native is not None and not self._has_drive:
+                # Whoever was in charge is gone.
+                native, self._native = self._native, None
+                native.stop()
+            if self._native is None:
+                self._run("beyond" if first else "drive")
+            assert self._native is not None
+            self._native.wake()
 
-    def land(self, step: int | None) -> str | None:
-        """Waits until a step, or the newest, that is on the drives of nodes only has been brought to the next tier; what is
-        wrong if that does not happen. To be called on rank 0, after `attend` on all."""
-        least, since = None, monotonic()
-        while self.node is not None:
-            found = _native.Tiers.unlanded(self._file, self._text, step)
-            if found is None:
-                break
-            number, lacking, largest = found
-            if least is None or lacking < least:
-                least, since = lacking, monotonic()
-                _log.info("forebay: step %d comes from the nodes: %d bytes left", number, lacking)
-            patience = NODE_PATIENCE_SECONDS + largest / SLOW_BYTES_A_SECOND
-            if monotonic() - since > patience:
-                return (
-                    f"step {number} was saved to the drives of nodes, and {lacking} bytes of it did not come from there in "
-                    f"{patience:.0f} s: is a node of that save not part of the job any more?"
-                )
-            sleep(_LAND_SECONDS)
-        return None
+    def _run(self, reach: str) -> None:
+        duties: dict[str, Any] = {} if self._moves else {"moves": False}
+        if self.node is not None and self._moves:
+            self._has_drive = self.node.takes_charge()
+            duties["reach"] = "all" if self._has_drive and reach == "beyond" else reach
+        self._native = _native.Tiers(self._file, self._text, **duties)
+
+    def lacking(self, step: int | None) -> Lacking | None:
+        """What a step, or the newest, lacks on the next tier, if it is on the drives of nodes only."""
+        if self.node is None:
+            return None
+        found = _native.Tiers.unlanded(self._file, self._text, step)
+        return None if found is None else Lacking(found[0], found[1], frozenset(found[2]))
+
+    def ranks_here(self, step: int) -> list[int]:
+        """The ranks whose data of a step are on this node's drive."""
+        return _native.Tiers.ranks_here(self._file, self._text, step)
 
     def wake(self) -> None:
         """A step was committed."""
@@ -137,13 +134,17 @@ class Tiers:
         found: dict[str, Any] = json.loads(self.start().act(json.dumps(dict(action)), who))
         return found
 
-    def drain(self, timeout: float) -> bool:
-        """Waits until every step is where it should be."""
-        return self.start().drain(timeout)
+    def drain(self, timeout: float, first: bool) -> bool:
+        """Waits until every step is where it should be; on other ranks than the `first`, what this one moves."""
+        if first:
+            return self.start().drain(timeout)
+        self.attend(first)
+        return self._native is None or self._native.drain(timeout)
 
     def close(self) -> None:
         """Ends what is under way within one part; another process goes on with it."""
-        native, self._native = self._native, None
+        with self._starts:
+            native, self._native = self._native, None
         if native is not None:
             native.stop()
         if self.node is not None:

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use forebay_checkpoint::commit::Other;
 use forebay_error::{Code, Error};
 use forebay_tier::config::{Beside, Config, TierConfig};
-use forebay_tier::nearest::{Look, Passed, Source, Unlanded, Wanted, choose, unlanded};
+use forebay_tier::nearest::{Look, Passed, Source, Unlanded, Wanted, choose, ranks_here, unlanded};
 use forebay_tier::policy::Backlog;
-use forebay_tier::runner::{Action, Admitted, Duties, Runner, Tiers as Opened};
+use forebay_tier::runner::{Action, Admitted, Duties, Reach, Runner, Tiers as Opened};
 use pyo3::prelude::*;
 
 use super::usage;
@@ -29,13 +29,27 @@ pub(crate) struct Tiers {
 
 #[pymethods]
 impl Tiers {
-    /// From a file, or the text of one. Without `moves` it only looks: an agent does the rest.
+    /// From a file, or the text of one. Without `moves` it only looks: an agent does the rest. `reach`: "all", or
+    /// "drive" and "beyond" where the first tier is on the drives of nodes.
     #[new]
-    #[pyo3(signature = (file, text=None, moves=true))]
-    fn new(py: Python<'_>, file: PathBuf, text: Option<String>, moves: bool) -> Result<Self> {
+    #[pyo3(signature = (file, text=None, moves=true, reach="all"))]
+    fn new(
+        py: Python<'_>,
+        file: PathBuf,
+        text: Option<String>,
+        moves: bool,
+        reach: &str,
+    ) -> Result<Self> {
         let duties = if moves { Duties::All } else { Duties::Look };
+        let reach = match reach {
+            "all" => Reach::All,
+            "drive" => Reach::OwnDrive,
+            "beyond" => Reach::Beyond,
+            _ => return Err(usage("no such reach").into()),
+        };
         let runner = interruptible(py, move |_| {
-            Runner::start_with(Opened::open(&configured(&file, text.as_deref())?)?, duties)
+            let tiers = Opened::open(&configured(&file, text.as_deref())?)?;
+            Runner::start_for(tiers, duties, reach)
         })?;
         Ok(Self { inner: Own::new(Arc::new(runner), "these tiers") })
     }
@@ -103,7 +117,7 @@ impl Tiers {
     }
 
     /// A step, or the newest, if it is on the drives of nodes only: its number, bytes of it that the next tier lacks,
-    /// and those of the largest file of these.
+    /// and the ranks whose data are among these.
     #[staticmethod]
     #[pyo3(signature = (file, text=None, step=None))]
     fn unlanded(
@@ -111,13 +125,30 @@ impl Tiers {
         file: PathBuf,
         text: Option<String>,
         step: Option<u64>,
-    ) -> Result<Option<(u64, u64, u64)>> {
+    ) -> Result<Option<(u64, u64, Vec<u32>)>> {
         interruptible(py, move |_| {
             let tiers = Opened::open(&configured(&file, text.as_deref())?)?;
             let roots = (0..tiers.count()).filter_map(|tier| tiers.root(tier).ok());
             let wanted = step.map_or(Wanted::Latest, Wanted::Step);
             let found = unlanded(&roots.collect::<Vec<_>>(), wanted)?;
-            Ok(found.map(|Unlanded { step, lacking, largest }| (step, lacking, largest)))
+            let told = |found: Unlanded| {
+                (found.step, found.lacking, found.ranks.into_iter().collect::<Vec<u32>>())
+            };
+            Ok(found.map(told))
+        })
+    }
+
+    /// The ranks whose data of a step are on this node's drive.
+    #[staticmethod]
+    fn ranks_here(
+        py: Python<'_>,
+        file: PathBuf,
+        text: Option<String>,
+        step: u64,
+    ) -> Result<Vec<u32>> {
+        interruptible(py, move |_| {
+            let tiers = Opened::open(&configured(&file, text.as_deref())?)?;
+            Ok(ranks_here(&tiers.root(0)?, step)?.into_iter().collect())
         })
     }
 

@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import forebay
-from forebay._ckpt import tiers as tiers_module
 
 RANKS_A_NODE = 2
 ROWS = 4096
@@ -43,9 +42,8 @@ def saves_and_drains(rank: int, world: int, folder: str) -> dict[str, Any]:
     with made(rank, folder) as checkpoints:
         for step in (1, 2):
             checkpoints.save(step, state_of(world, step), blocking=True, per_rank={"rank": rank})
-        drained = checkpoints.drain(60) if rank == 0 else True
+        drained = checkpoints.drain(60)
         status = checkpoints.tier_status() if rank == 0 else None
-        torch.distributed.barrier()
     return {"drained": drained, "status": status, "latest": checkpoints.latest()}
 
 
@@ -57,19 +55,16 @@ def saves_and_dies(rank: int, world: int, folder: str) -> None:
     assert not (Path(folder) / "shared/step-3/.metadata").exists()
 
 
-def comes_back(rank: int, world: int, folder: str, patience: float | None = None) -> dict[str, Any]:
+def comes_back(rank: int, world: int, folder: str) -> dict[str, Any]:
     """Restores the newest step, and saves the next."""
-    if patience is not None:
-        tiers_module.NODE_PATIENCE_SECONDS = patience
     with warnings.catch_warnings(record=True) as caught, made(rank, folder) as checkpoints:
         warnings.simplefilter("always")
         state, own = state_of(world, 0), {"rank": -1}
         report = checkpoints.restore(state, per_rank=own)
         whole = is_whole(state, state["seed"])
         checkpoints.save(report.step + 10, state, blocking=True, per_rank=own)
-        drained = checkpoints.drain(20) if rank == 0 else True
+        drained = checkpoints.drain(60)
         status = checkpoints.tier_status() if rank == 0 else None
-        torch.distributed.barrier()
     told = [str(one.message) for one in caught if "passed over" in str(one.message)]
     return {
         "step": report.step,
@@ -94,7 +89,7 @@ def refuses(rank: int, folder: str) -> str:
     root = Path(folder)
     os.makedirs(root / f"records{rank}", exist_ok=True)
     checkpoints = forebay.Checkpointer(
-        root / "drive", records=root / f"records{rank}", tiers=[str(root / "shared")]
+        root / f"drive{rank}", records=root / f"records{rank}", tiers=[str(root / "shared")]
     )
     try:
         checkpoints.save(1, {"w": torch.zeros(3)}, blocking=True)

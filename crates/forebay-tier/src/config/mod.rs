@@ -263,6 +263,12 @@ fn tiers_of(reading: &mut Reading<'_>, tables: Vec<TierTable>) -> Result<Vec<Tie
         tier.store = store::read(Section::new(reading, format!("{path}.store"), store))?;
         tiers.push(tier);
     }
+    let is_split = tiers.first().is_some_and(|tier| tier.records.is_some());
+    if is_split && !tiers.iter().skip(1).any(|tier| tier.takes == Takes::All) {
+        let what = "the first tier has `records`, and no other takes all steps";
+        let error = Error::new(Code::Usage, what).at(reading.file.display());
+        return Err(error.hint("a step on drives can be restored once another tier has it"));
+    }
     Ok(tiers)
 }
 

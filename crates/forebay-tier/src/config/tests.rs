@@ -65,6 +65,7 @@ fn drives_of_nodes_have_their_records_elsewhere() {
     for bad in [
         tier("a", "/nvme/run7", "") + &tier("b", "/shared", records),
         tier("a", "s3://b/run7", records),
+        tier("a", "/nvme/run7", records) + &tier("b", "/shared", "takes = \"every 2\"\n"),
     ] {
         let error = read(&bad).unwrap_err();
         assert!(error.code() == Code::Usage && error.what().contains("records"), "{error}");

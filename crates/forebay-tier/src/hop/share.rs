@@ -40,7 +40,7 @@ impl Share {
     /// `here`. Those of ranks without data are brought by the node of the first rank that has some. The node's number
     /// is its first rank, which no other node has. `None` where no data are here.
     pub(super) fn of_node(files: &[FileRef], here: impl Fn(&FileRef) -> bool) -> Option<Self> {
-        let data = || files.iter().filter(|file| file.name.ends_with(DATA_END));
+        let data = || files.iter().filter(|file| is_data(file));
         let ranks = |of: &mut dyn Iterator<Item = &FileRef>| -> BTreeSet<u32> {
             of.map(|file| rank_of(&file.name).unwrap_or(0)).collect()
         };
@@ -76,8 +76,13 @@ impl Share {
     }
 }
 
+/// Whether it is data of a rank.
+pub(crate) fn is_data(file: &FileRef) -> bool {
+    file.name.ends_with(DATA_END)
+}
+
 /// The rank in the name of a file.
-fn rank_of(name: &str) -> Option<u32> {
+pub(crate) fn rank_of(name: &str) -> Option<u32> {
     let name = name.strip_prefix(MANIFEST_PREFIX).unwrap_or(name);
     name.split('_').nth(1)?.parse().ok()
 }

@@ -16,7 +16,6 @@ impl Rules {
             let divides = keep.every.is_some_and(|n| step.is_multiple_of(n.get()));
             young || divides || keep.pins.contains(step)
         }));
-        kept.retain(|step| keep.pins.contains(step) || !view.is_lost(tier, *step));
         kept
     }
 
@@ -76,9 +75,6 @@ impl Rules {
         let Some(copy) = view.committed(tier, step) else { return false };
         if copy.in_use || copy.going || self.holds.contains(&step) {
             return false;
-        }
-        if view.is_lost(tier, step) {
-            return true;
         }
         if self.awaited(view, tier, step, copy) {
             return false;

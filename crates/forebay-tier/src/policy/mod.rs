@@ -44,8 +44,10 @@ pub enum Rank {
 pub struct StepCopy {
     /// Whose.
     pub attempt: AttemptId,
-    /// Its bytes.
+    /// Its bytes; on the drives of nodes those of this one.
     pub bytes: u64,
+    /// Its bytes on all nodes.
+    pub whole_bytes: u64,
     /// Since it was committed there, by the store's clock; not for one that is not.
     pub age: Duration,
     /// Whether it is committed there; else it is on its way.
@@ -79,9 +81,6 @@ pub struct View {
     pub line: Vec<u64>,
     /// The nearest first.
     pub tiers: Vec<TierView>,
-    /// Steps that only the drives of nodes have, that no line leads to any more, and that their nodes have not brought
-    /// for a long time: a node is gone. They go, and go nowhere.
-    pub lost: BTreeSet<u64>,
 }
 
 /// Which steps a tier keeps: those that any of these keeps.
@@ -148,11 +147,6 @@ impl View {
     /// Whether a tier has this very commit.
     fn has(&self, tier: usize, step: u64, attempt: AttemptId) -> bool {
         self.committed(tier, step).is_some_and(|copy| copy.attempt == attempt)
-    }
-
-    /// Whether a step on a tier is part of one that is lost.
-    fn is_lost(&self, tier: usize, step: u64) -> bool {
-        self.lost.contains(&step) && self.tiers.get(tier).is_some_and(|tier| tier.partial)
     }
 
     /// The same, and it stays there, whole.

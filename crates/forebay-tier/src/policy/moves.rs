@@ -41,7 +41,7 @@ impl Rules {
             let replaces = view.committed(to, *step).map(|older| older.attempt);
             Some(Order { step: *step, from, to, priority, replaces })
         };
-        view.line.iter().rev().filter(|step| !view.lost.contains(step)).filter_map(order).collect()
+        view.line.iter().rev().filter_map(order).collect()
     }
 
     /// The next hop of a step: from which tier to which.
@@ -76,7 +76,7 @@ impl Rules {
     fn has_room(&self, view: &View, tier: usize, step: u64, copy: &StepCopy) -> bool {
         let there = view.tiers.get(tier).and_then(|tier| tier.copies.get(&step));
         let there = there.filter(|there| !there.committed);
-        let more = copy.bytes.saturating_sub(there.map_or(0, |copy| copy.bytes));
+        let more = copy.whole_bytes.saturating_sub(there.map_or(0, |copy| copy.bytes));
         self.reclaim(view, tier, more).is_some_and(|evict| evict.is_empty())
     }
 }

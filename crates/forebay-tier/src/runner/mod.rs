@@ -89,6 +89,28 @@ pub enum Duties {
     All,
 }
 
+/// What a runner does it for, where the first tier is on the drives of nodes. Elsewhere all do all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// Everything: the drive of this node, and what is beyond.
+    All,
+    /// What is on the drive of this node: one runner of each node.
+    OwnDrive,
+    /// What is beyond: one runner of the job, whose node has another for its drive.
+    Beyond,
+}
+
+impl Reach {
+    /// Whether moves from, and removals on, a tier are this runner's.
+    pub(crate) fn has(self, partial: bool) -> bool {
+        match self {
+            Self::All => true,
+            Self::OwnDrive => partial,
+            Self::Beyond => !partial,
+        }
+    }
+}
+
 /// Failures in a row from which on a removal counts as one that cannot be done now.
 const STUCK_AFTER: u32 = 4;
 
@@ -127,8 +149,13 @@ impl Runner {
 
     /// The same with fewer duties.
     pub fn start_with(tiers: Arc<Tiers>, duties: Duties) -> Result<Self> {
+        Self::start_for(tiers, duties, Reach::All)
+    }
+
+    /// The same for some of what there is.
+    pub fn start_for(tiers: Arc<Tiers>, duties: Duties, reach: Reach) -> Result<Self> {
         tiers.tiers.iter().for_each(|tier| tier.limits.reopen());
-        let shared = Arc::new(Shared::new(tiers, duties));
+        let shared = Arc::new(Shared::new(tiers, duties, reach));
         let scribe = Mutex::default();
         let runner = Self { shared: Arc::clone(&shared), threads: Mutex::default(), scribe };
         if shared.journal.is_kept() {
@@ -203,7 +230,10 @@ impl Runner {
             |order: &Order| picture.off_line.contains(&order.step) && partial(order.from);
         let mut wanted = picture.wanted();
         wanted.retain(|order| !is_given_up(order));
-        let tiers = 0..state.tiers.len();
+        // Who looks after the rest waits for the drives too.
+        let own_only = self.shared.reach == Reach::OwnDrive;
+        wanted.retain(|order| !own_only || partial(order.from));
+        let tiers = (0..state.tiers.len()).filter(|tier| !own_only || partial(*tier));
         let removable = tiers.flat_map(|tier| {
             let steps = plan::removable(&state, &picture, tier);
             steps.into_iter().map(move |step| (step, tier))

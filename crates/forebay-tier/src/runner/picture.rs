@@ -1,24 +1,20 @@
 //! From what was seen of each tier to what the rules decide on.
 //!
-//! Four things the rules are not told as they are:
+//! Three things the rules are not told as they are:
 //!
 //! - Data of steps that were removed, and wait for their grace time, count as gone: else more and more would be removed
 //!   for room that is coming anyway. Whether there is room *now* is looked at apart ([`Picture::fits_now`]).
 //! - Commits that no line leads to (of a life of the job that was left behind) are the oldest, and the last copy of one
 //!   is held: that a person decides.
-//! - What is on the drives of nodes only, and off the line, is given up when its nodes do not bring it in fifteen grace
-//!   times: a node of it is gone, and nobody can ever put it together.
 //! - A tier that does not answer gets and gives nothing, and what it is known to have still counts.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use forebay_checkpoint::commit::{
     AttemptId, AttemptStatus, Claims, CommitInfo, Pin, Ranked, StepState,
 };
 
 use super::sight::{Seen, Sight};
-use super::tidy::DEAD_GRACES;
 use super::tiers::Tiers;
 use crate::limits::Priority;
 use crate::policy::{Order, Rank, Rules, StepCopy, Takes, TierView, View};
@@ -78,15 +74,9 @@ impl Picture {
         let free: Vec<Option<u64>> =
             known.iter().map(|tier| tier.sight.and_then(|sight| sight.free)).collect();
         let views = of_tiers.into_iter().map(|(view, _)| view).collect();
-        let mut view = View { line, tiers: views, lost: BTreeSet::new() };
-        let patience = tiers.config.moving.grace.saturating_mul(DEAD_GRACES);
-        if known.iter().all(|tier| tier.sight.is_some()) {
-            let lost = ranked.off_line.iter().copied();
-            view.lost = lost.filter(|step| is_lost(&view, *step, patience)).collect();
-        }
+        let view = View { line, tiers: views };
         let pinned: BTreeSet<u64> = pins.keys().copied().collect();
         let sole = ranked.off_line.iter().filter(|step| copies_of(&view, **step) < 2);
-        let sole = sole.filter(|step| !view.lost.contains(step));
         let held = holds.iter().chain(sole).copied().collect();
         let mut rules = tiers.rules(&pinned, held);
         for ((tier, used), free) in rules.tiers.iter_mut().zip(&used).zip(&free) {
@@ -132,7 +122,7 @@ impl Picture {
         let copy = |tier: usize| self.view.tiers.get(tier)?.copies.get(&order.step);
         // An older commit of it stays until it is replaced, and its data for the grace time.
         let there = copy(order.to).filter(|copy| !copy.committed).map_or(0, |copy| copy.bytes);
-        copy(order.from).map_or(0, |copy| copy.bytes).saturating_sub(there)
+        copy(order.from).map_or(0, |copy| copy.whole_bytes).saturating_sub(there)
     }
 
     /// What to take away on a tier so that the newest step has room there: only steps that are older.
@@ -187,14 +177,6 @@ impl Picture {
         let copies = tiers.iter().filter_map(|tier| tier.copies.get(newest));
         copies.filter(|copy| copy.committed).map(|copy| copy.bytes).max()
     }
-}
-
-/// Whether only the drives of nodes have a step, and nothing more of it has come from there for that long.
-fn is_lost(view: &View, step: u64, patience: Duration) -> bool {
-    let mut copies =
-        view.tiers.iter().filter_map(|tier| Some((tier, tier.copies.get(&step)?))).peekable();
-    copies.peek().is_some()
-        && copies.all(|(tier, copy)| (tier.partial || !copy.committed) && copy.age >= patience)
 }
 
 /// Copies of a step that stay.
@@ -273,11 +255,17 @@ fn step_copy(seen: &Seen, rank: impl Fn(&CommitInfo) -> Rank) -> (Option<StepCop
     let left = attempts.iter().filter(|attempt| !is_removed(&attempt.status));
     let sound = commit.as_ref().filter(|commit| commit.damage.is_none());
     if let Some((commit, attempt)) = sound.and_then(|commit| Some((commit, commit.attempt?))) {
-        let (bytes, age) = (commit.bytes_here, seen.age());
-        let rank = rank(commit);
-        let (in_use, going_now) = (false, false);
-        let copy =
-            StepCopy { attempt, bytes, age, committed: true, in_use, going: going_now, rank };
+        let (bytes, whole_bytes, age) = (commit.bytes_here, commit.bytes, seen.age());
+        let copy = StepCopy {
+            attempt,
+            bytes,
+            whole_bytes,
+            age,
+            committed: true,
+            in_use: false,
+            going: false,
+            rank: rank(commit),
+        };
         return (Some(copy), going, left.map(|attempt| attempt.bytes).sum());
     }
     let damaged = commit.as_ref().map_or(0, |commit| commit.bytes);
@@ -287,6 +275,7 @@ fn step_copy(seen: &Seen, rank: impl Fn(&CommitInfo) -> Rank) -> (Option<StepCop
     let copy = on_its_way.map(|attempt| StepCopy {
         attempt: attempt.attempt,
         bytes: attempt.bytes,
+        whole_bytes: attempt.bytes,
         age: attempt.age,
         committed: false,
         in_use: false,

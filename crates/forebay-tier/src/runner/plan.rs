@@ -75,10 +75,15 @@ fn decide(shared: &Shared, state: &mut State, picture: &Picture) -> Vec<Start> {
     if shared.duties == Duties::All && known {
         moves(shared, state, picture, now, &mut starts, &mut room);
     }
-    for tier in 0..state.tiers.len() {
+    let is_ours = |tier: &usize| shared.reach.has(is_partial(picture, *tier));
+    for tier in (0..state.tiers.len()).filter(is_ours) {
         starts.extend(tidy_of(shared, state, picture, tier, now, &room).map(Start::Tidy));
     }
     starts
+}
+
+fn is_partial(picture: &Picture, tier: usize) -> bool {
+    picture.view.tiers.get(tier).is_some_and(|tier| tier.partial)
 }
 
 /// Once, as long as it is so.
@@ -120,7 +125,8 @@ fn moves(
             }
             false => continue,
         };
-        if may_start(state, &order, now) {
+        let is_ours = shared.reach.has(is_partial(picture, order.from));
+        if is_ours && may_start(state, &order, now) {
             let tries = state.retries.get(&(order.step, order.to)).map_or(0, |retry| retry.fails);
             let moving = Arc::new(Moving::new(order, tries));
             state.moving.push(Arc::clone(&moving));

@@ -20,7 +20,7 @@ use super::inside::Inside;
 use super::state::{Moving, Shared, Watch};
 use super::tiers::folder_of;
 use crate::audit_log::Event;
-use crate::hop::{Arrival, HopOptions, HopReport, Side, hop};
+use crate::hop::{HopOptions, HopReport, Side, hop};
 use crate::limits::{Caps, Limits, Priority};
 use crate::policy::Order;
 
@@ -150,11 +150,11 @@ fn copy(
         let watch = Watch { moving: &moving, stop: &shared.stop };
         // Not made where it is not there.
         let side = shared.tiers.existing(from).and_then(|_| shared.tiers.side(from));
+        // The drives of nodes bring it to the next tier.
+        if side.as_ref().is_ok_and(|side| !side.root.store.sees_all()) {
+            continue;
+        }
         match side.and_then(|side| hop(&side, &to, step, &options, &watch)) {
-            Ok(HopReport { arrival: Arrival::Waiting { files }, .. }) => {
-                let what = format!("{files} files of the step are on other nodes");
-                first = first.or(Some(Error::new(Code::MissingFile, what)));
-            }
             Ok(report) => return Ok((from, report)),
             // Another tier would meet the same.
             Err(error) if error.code() == Code::LostCommit => {

@@ -9,13 +9,13 @@ use forebay_checkpoint::commit::Root;
 use forebay_checkpoint::progress::Progress;
 use forebay_error::{Code, Error, Result};
 
-use super::Duties;
 use super::journal::{Journal, checksum_of, unlogged};
 use super::picture::{Known, Picture};
 use super::rates::Rate;
 use super::retry::{Retry, health_of};
 use super::sight::Sight;
 use super::tiers::Tiers;
+use super::{Duties, Reach};
 use crate::audit_log::Event;
 use crate::policy::Order;
 use crate::status::{ERRORS_MAX, Health, Trouble};
@@ -31,6 +31,7 @@ pub(crate) struct Shared {
     pub(crate) tiers: Arc<Tiers>,
     pub(crate) journal: Journal,
     pub(crate) duties: Duties,
+    pub(crate) reach: Reach,
     pub(crate) started: Instant,
     /// Ends everything.
     pub(crate) stop: AtomicBool,
@@ -103,7 +104,7 @@ pub(crate) struct Moving {
 }
 
 impl Shared {
-    pub(crate) fn new(tiers: Arc<Tiers>, duties: Duties) -> Self {
+    pub(crate) fn new(tiers: Arc<Tiers>, duties: Duties, reach: Reach) -> Self {
         let journal = Journal::new(tiers.config.moving.audit_log.as_deref());
         let of_tiers = (0..tiers.count()).map(|_| TierState::default()).collect();
         let state = State {
@@ -120,6 +121,7 @@ impl Shared {
             tiers,
             journal,
             duties,
+            reach,
             started: Instant::now(),
             stop: AtomicBool::new(false),
             state: Mutex::new(state),

@@ -189,7 +189,7 @@ impl Tier {
             Some(folder) if self.config.records.is_some() => {
                 let url = self.config.url();
                 if make {
-                    create_split(&url)?;
+                    create_split(&url, &self.config.store)?;
                 } else if open_folder(folder, false)?.is_none() {
                     return Ok(None);
                 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_checkpoint::progress::Unwatched;
 use forebay_store::{MemoryStore, SplitStore};
 use forebay_tier::hop::{Arrival, Share, Side, hop};
-use forebay_tier::nearest::{Look, Unlanded, Wanted, choose, unlanded};
+use forebay_tier::nearest::{Look, Unlanded, Wanted, choose, ranks_here, unlanded};
 
 use crate::world::{data_bytes, files, objects, options, root, side, source, split};
 
@@ -35,7 +35,11 @@ fn every_node_brings_its_own_and_the_last_commits() {
     let roots = [one.root.clone(), there.root.clone()];
     let missing = unlanded(&roots, Wanted::Latest).unwrap().unwrap();
     assert_eq!(missing.step, 7);
-    assert!(missing.largest > 0 && missing.lacking < data_bytes(&whole), "{missing:?}");
+    assert!(missing.lacking > 0 && missing.lacking < data_bytes(&whole), "{missing:?}");
+    assert_eq!(missing.ranks, [1].into());
+    assert_eq!(ranks_here(&one.root, 7).unwrap(), [0].into());
+    assert_eq!(ranks_here(&none.root, 7).unwrap(), [].into());
+    assert_eq!(ranks_here(&one.root, 8).unwrap(), [].into());
     assert!(choose(&roots, Wanted::Latest, Look::Listing).is_err());
     assert_eq!(unlanded(&roots, Wanted::Step(8)).unwrap(), None);
 

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use forebay_checkpoint::commit::{RunId, claim};
+use forebay_checkpoint::commit::{RunId, SystemClock, claim};
 use forebay_store::{MemoryStore, SplitStore, Store};
-use forebay_tier::runner::Runner;
+use forebay_tier::runner::{Duties, Reach, Runner, Tiers};
 
 use crate::setup::{config, save_all, settle, start, tables, until};
-use crate::world::{objects, root, save, split};
+use crate::world::{files, objects, root, save, split};
 
 fn runner(records: &MemoryStore, drive: &MemoryStore, far: &Arc<dyn Store>) -> Runner {
     let near = SplitStore::new(Arc::new(records.clone()), Arc::new(drive.clone()));
@@ -55,7 +55,7 @@ fn steps_come_together_and_every_drive_is_tidied() {
 }
 
 #[test]
-fn what_a_lost_node_had_a_part_of_is_given_up_once_the_job_has_gone_on() {
+fn what_a_lost_node_had_a_part_of_holds_nobody_up_and_stays() {
     let whole: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let kept = MemoryStore::new();
     save_all(&whole, &[1, 2]);
@@ -78,7 +78,48 @@ fn what_a_lost_node_had_a_part_of_is_given_up_once_the_job_has_gone_on() {
     let (one, two) = (runner(&records, &drives[0], &far), runner(&records, &drives[1], &far));
     settle(&one);
     settle(&two);
-    let tidy = |store: &MemoryStore| steps(store) == ["step-3"];
-    until(&one, "tidied", |_| tidy(&drives[0]) && tidy(&drives[1]) && tidy(&records));
-    assert_eq!(steps(&*far), ["step-1", "step-3"]);
+    let keys = objects(&*far, "");
+    let is_there = |step| keys.contains_key(&format!("step-{step}/.metadata"));
+    assert_eq!([1, 2, 3].map(is_there), [true, false, true]);
+    // What is left of step 2 stays, for a person to decide.
+    until(&one, "tidied", |_| steps(&drives[0]) == ["step-2", "step-3"]);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(steps(&drives[0]), ["step-2", "step-3"]);
+}
+
+#[test]
+fn each_node_brings_its_own_and_one_runner_goes_on_from_there() {
+    let whole = MemoryStore::new();
+    save_all(&(Arc::new(whole.clone()) as Arc<dyn Store>), &[1, 2]);
+    let (records, drives) = split(&whole);
+    let (middle, far) = (MemoryStore::new(), MemoryStore::new());
+    let text = tables(&["near", "middle", "far"]);
+    let start = |drive: &MemoryStore, reach: Reach| {
+        let near = SplitStore::new(Arc::new(records.clone()), Arc::new(drive.clone()));
+        let stores: Vec<Arc<dyn Store>> =
+            vec![Arc::new(near), Arc::new(middle.clone()), Arc::new(far.clone())];
+        let clock = Arc::new(SystemClock::default());
+        let tiers = Tiers::with_stores(&config(&text), stores, clock).unwrap();
+        Runner::start_for(tiers, Duties::All, reach).unwrap()
+    };
+    let runners = [
+        start(&drives[0], Reach::OwnDrive),
+        start(&drives[0], Reach::Beyond),
+        start(&drives[1], Reach::OwnDrive),
+    ];
+    settle(&runners[1]);
+    assert_eq!(steps(&far), ["step-1", "step-2"]);
+    let written = |runner: &Runner, tier: usize| runner.status().tiers[tier].written_bytes;
+    let bytes: u64 = [1, 2].map(|step| data_bytes(&whole, step)).iter().sum();
+    // Each byte went each way once.
+    assert_eq!((written(&runners[0], 2), written(&runners[2], 2)), (0, 0));
+    assert_eq!((written(&runners[1], 1), written(&runners[1], 2)), (0, bytes));
+    let brought = [0, 2].map(|at| written(&runners[at], 1));
+    assert!(brought.iter().all(|bytes| *bytes > 0));
+    assert_eq!(brought.iter().sum::<u64>(), bytes);
+}
+
+fn data_bytes(store: &MemoryStore, step: u64) -> u64 {
+    let files = files(store, step).into_iter();
+    files.filter(|(key, _)| !key.ends_with("/.metadata")).map(|(_, bytes)| bytes.len() as u64).sum()
 }

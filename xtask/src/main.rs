@@ -10,6 +10,7 @@ mod bench;
 mod ci;
 mod command;
 mod failure;
+mod programs;
 mod python;
 mod quickstart;
 mod servers;

@@ -10,7 +10,7 @@ use crate::command::{cargo, run};
 use crate::failure::{Failure, Result};
 use crate::python::{Python, Venv};
 use crate::servers::Servers;
-use crate::{heading, torch_env};
+use crate::{heading, programs, torch_env};
 
 /// Most processes that run Python tests at once.
 const WORKERS_MAX: usize = 8;
@@ -32,13 +32,13 @@ fn rust(full: bool) -> Result {
     heading("servers and packages for tests");
     let (servers, torch) = ready()?;
     heading("Rust tests");
-    let mut tests = cargo();
+    let python = Python::find()?.program;
     // The Python module is a library for an interpreter to load: it has no test program.
-    tests.args(["test", "--locked", "--workspace", "--exclude", "forebay-python"]);
-    tests.env("PYO3_PYTHON", Python::find()?.program);
-    tests.env("FOREBAY_TEST_PYTHON", torch.interpreter());
-    servers.tell(&mut tests);
-    run(with_full(&mut tests, full))
+    programs::run_tests(&["--workspace", "--exclude", "forebay-python"], |tests| {
+        tests.env("PYO3_PYTHON", &python).env("FOREBAY_TEST_PYTHON", torch.interpreter());
+        servers.tell(tests);
+        with_full(tests, full);
+    })
 }
 
 /// One is compiled, the other is downloaded: at once, where neither is there yet.

@@ -28,6 +28,9 @@ use super::withdraw::{is_awake, layouts, withdraw};
 /// No write of a small object takes that long: its temporary object may go.
 pub(super) const TEMP_AGE: Duration = Duration::from_secs(3600);
 
+/// No reader that lives leaves its lease alone for that long: it writes it anew three times a minute.
+const DEAD_READER: Duration = Duration::from_secs(3600);
+
 /// How a collection goes about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcOptions {
@@ -193,6 +196,7 @@ fn mark(
     }
     check_unnamed(root, &census, |attempt| doomed.contains(&attempt))?;
     remove_temps(root, &census, options, report);
+    remove_leases(root, &census, options, report);
     for attempt in doomed.iter().filter(|_| !options.dry_run) {
         let what = "the attempt was given up for dead and collected";
         withdraw(root, layout, *attempt, Failure::new(Code::Fenced, what))?;
@@ -241,6 +245,17 @@ fn tidy_commit(root: &Root, census: &Census, attempt: AttemptId, report: &mut Gc
         let needed = ["decision", "outcome"];
         let record = object.key.strip_prefix(&prefix);
         if record.is_some_and(|name| !needed.contains(&name)) {
+            remove(root, object, report);
+        }
+    }
+}
+
+/// Leases of readers that were killed.
+fn remove_leases(root: &Root, census: &Census, options: &GcOptions, report: &mut GcReport) {
+    for object in census.readers.iter().filter(|object| object.age.0 >= DEAD_READER) {
+        if options.dry_run {
+            report.removed.push((object.key.clone(), object.bytes));
+        } else {
             remove(root, object, report);
         }
     }

@@ -368,3 +368,23 @@ fn a_prune_that_does_not_wait_leaves_the_data_for_the_grace_time() {
     assert!(!prune_now());
     check_clean(&store);
 }
+
+#[test]
+fn leases_of_killed_readers_go_after_an_hour_and_no_others() {
+    let (store, _sim, root) = with_steps(1);
+    let leases = || store.list("step-1/.forebay/readers/", 99).unwrap().len();
+    // A reader that is killed never drops its own.
+    std::mem::forget(ReadLease::take(&root, 1).unwrap());
+    store.advance(Duration::from_secs(3599));
+    let alive = ReadLease::take(&root, 1).unwrap();
+    let collect = |dry_run| gc(&root, &GcOptions { dry_run, ..GcOptions::default() }).unwrap();
+    assert!(collect(false).removed.is_empty());
+    assert_eq!(leases(), 2);
+    store.advance(Duration::from_secs(2));
+    assert_eq!(collect(true).removed.len(), 1);
+    assert_eq!(leases(), 2);
+    assert_eq!(collect(false).removed.len(), 1);
+    assert_eq!(leases(), 1);
+    drop(alive);
+    assert_eq!((leases(), load(&store, 1).is_some()), (0, true));
+}

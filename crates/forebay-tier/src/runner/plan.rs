@@ -223,12 +223,16 @@ fn confirm_sole(picture: &Picture, tier: usize, steps: Vec<u64>) -> Vec<u64> {
 fn leftovers(shared: &Shared, state: &State, number: usize, now: Instant) -> Vec<u64> {
     let grace = shared.tiers.config.moving.grace;
     let Some(tier) = state.tiers.get(number) else { return Vec::new() };
-    if tier.collect_at.is_some_and(|at| now < at) {
+    // What is to come is known once every tier was looked at.
+    let known = state.tiers.iter().all(super::state::TierState::is_known);
+    if !known || tier.collect_at.is_some_and(|at| now < at) {
         return Vec::new();
     }
     let Some(sight) = &tier.sight else { return Vec::new() };
+    // What has come of a step that is still to come is gone on with, however long it waits behind others.
     let is_moving = |step: u64| {
-        state.moving.iter().any(|moving| moving.order.step == step && moving.order.to == number)
+        let moving = state.moving.iter().map(|moving| &moving.order).chain(&state.wanted);
+        moving.into_iter().any(|order| order.step == step && order.to == number)
     };
     let is_old = |seen: &super::sight::Seen| {
         let attempts = &seen.state.attempts;

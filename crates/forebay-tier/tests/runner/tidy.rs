@@ -211,3 +211,34 @@ fn a_pin_that_is_damaged_is_told_once() {
     assert_eq!(of_pins(&runner.status()), 2);
     assert!(!files(&*near, 1).is_empty());
 }
+
+#[test]
+fn what_has_come_of_a_step_that_waits_is_gone_on_with() {
+    let (near, far) = (memory(), MemoryStore::new());
+    save_all(&near, &[1, 2]);
+    // A mover was killed when it had brought a file of step 1; others go first, for a long time.
+    let brought = files(&*near, 1).into_iter().find(|(key, _)| key.ends_with(".distcp")).unwrap();
+    far.put(&brought.0, &brought.1).unwrap();
+    far.advance(Duration::from_secs(3600));
+    let shared: Arc<dyn Store> = Arc::new(far.clone());
+    let runner = start(&config(&tables(&["near", "far"])), &[Arc::clone(&near), shared.clone()]);
+    runner.act(&Action::Pause { tier: None }, "test").unwrap();
+    until(&runner, "seen", |status| {
+        status.steps.len() == 2 && status.tiers[1].health == Health::Ok
+    });
+    for _ in 0..5 {
+        assert!(runner.look(LONG));
+    }
+    assert!(far.get(&brought.0, u64::MAX).unwrap().is_some(), "it was collected");
+    runner.act(&Action::Resume { tier: None }, "test").unwrap();
+    settle(&runner);
+    assert_eq!(steps(&shared), [1, 2]);
+    let sent: u64 = [1, 2].iter().map(|step| files(&*near, *step)).map(bytes_of).sum();
+    assert_eq!(runner.status().tiers[1].written_bytes, sent - brought.1.len() as u64);
+}
+
+/// Without `.metadata`, which is no file that is copied.
+fn bytes_of(files: std::collections::BTreeMap<String, Vec<u8>>) -> u64 {
+    let data = files.iter().filter(|(key, _)| !key.ends_with("/.metadata"));
+    data.map(|(_, bytes)| bytes.len() as u64).sum()
+}

@@ -32,6 +32,7 @@ use crate::object::{Abilities, DataObject, Expect, Listed, Published, Version};
 use crate::posix::PosixStore;
 use crate::shared::{local_path, shared_store};
 use crate::store::Store;
+use crate::unique::random;
 
 /// Where records of node-local steps are, below the place of records.
 pub const NODE_RECORDS: &str = ".forebay/nodes";
@@ -164,16 +165,6 @@ pub fn create_split(url: &str, settings: &StoreSettings) -> Result<()> {
     SplitStore::named(records, Arc::new(data)).map(drop)
 }
 
-/// Random bits that tell places apart; no secret.
-fn random() -> u64 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    let mut hasher = RandomState::new().build_hasher();
-    hasher.write_u32(std::process::id());
-    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    hasher.write_u128(time.map_or(0, |time| time.as_nanos()));
-    hasher.finish()
-}
-
 fn check_own(data: &PosixStore) -> Result<()> {
     for (name, is_folder) in data.names("", FOLDERS_MAX)? {
         let below =
@@ -217,7 +208,8 @@ fn below(place: &str, name: &str) -> String {
     }
 }
 
-fn is_data(key: &str) -> bool {
+/// Whether a key, or a file's name, is of data of a rank: what a node keeps.
+pub fn is_data(key: &str) -> bool {
     key.ends_with(DATA_END)
 }
 

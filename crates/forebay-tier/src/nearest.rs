@@ -16,8 +16,9 @@ use forebay_checkpoint::save::Seal;
 use forebay_engine::read_exact_at;
 use forebay_error::{Code, Error, Result};
 use forebay_format::crc::{crc32, crc32_join};
+use forebay_store::is_data;
 
-use crate::hop::{is_data, rank_of};
+use crate::hop::rank_of;
 
 /// Bytes that are read at a time.
 const READ_BYTES: u64 = 8 << 20;
@@ -149,7 +150,7 @@ pub fn ranks_here(node: &Root, step: u64) -> Result<BTreeSet<u32>> {
 }
 
 fn ranks_of(files: &[FileRef]) -> BTreeSet<u32> {
-    let data = files.iter().filter(|file| is_data(file));
+    let data = files.iter().filter(|file| is_data(&file.name));
     data.filter_map(|file| rank_of(&file.name)).collect()
 }
 

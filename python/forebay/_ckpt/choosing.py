@@ -104,10 +104,10 @@ def _landed(tiers: Tiers, step: object, ranks: Ranks) -> str | None:
     collective call."""
     if tiers.node is None:
         return None
-    number = None if step is None else parse_step(step)
 
     def look() -> Lacking | None:
-        return tiers.lacking(number)
+        # Of rank 0; what the others ask for is compared later.
+        return tiers.lacking(None if step is None else parse_step(step))
 
     def held(on_drives: int) -> list[int]:
         tiers.attend(ranks.rank == 0)

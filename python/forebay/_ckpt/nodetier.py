@@ -31,8 +31,8 @@ _LOCK = (".forebay", "mover")
 #: How long a step may not change that all of its nodes are there to bring.
 PATIENCE_SECONDS = 1800.0
 
-#: How often ranks look whether it has come. No longer than that is any of them alone in a collective call.
-_LOOK_SECONDS = 0.5
+#: How often rank 0 looks whether it has come, while the others wait for what it says.
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -56,30 +56,41 @@ class Landing:
         self._since = monotonic()
 
     def wait(self, held: Callable[[int], Iterable[int]]) -> str | None:
-        """A collective call. `held`: whose data of a step are on this node's drive. What is wrong, if it does not come: on
-        rank 0. Errors: those of any rank, on all."""
+        """A collective call. `held`: whose data of a step are on this node's drive, asked once. What is wrong, if it does not
+        come. Errors: those of any rank, on all."""
+        known: int | None = None
         while True:
-            lacking = self._told()
-            if lacking is None:
+            told = self._exchange(self._seen)[0]
+            if told is None:
                 return None
-            here = self._exchange(lambda step=lacking.step: sorted(held(step)))
-            gone = lacking.ranks.difference(*here)
-            if gone:
+            step, ranks, is_stuck = told
+            if step != known:
+                known = step
+                gone = set(ranks).difference(*self._exchange(lambda step=step: sorted(held(step))))
+                if gone:
+                    return (
+                        f"step {step} was saved to the drives of nodes, and those with the data of {len(gone)} ranks "
+                        f"({_few(gone)}) are not here"
+                    )
+            if is_stuck:
                 return (
-                    f"step {lacking.step} was saved to the drives of nodes, and those with the data of "
-                    f"{len(gone)} ranks ({_few(gone)}) are not here"
-                )
-            if self._is_stuck(lacking):
-                return (
-                    f"step {lacking.step} is on the drives of nodes, and nothing of it has come from there for "
-                    f"{PATIENCE_SECONDS:.0f} s: `forebay tier status` says why"
+                    f"step {step} is on the drives of nodes, and nothing of it has come from there for "
+                    f"{PATIENCE_SECONDS:.0f} s: `tier_status` says why"
                 )
             sleep(_LOOK_SECONDS)
 
-    def _told(self) -> Lacking | None:
-        """What rank 0 sees."""
-        told = self._exchange(lambda: _plain(self._look()) if self._ranks.rank == 0 else None)[0]
-        return None if told is None else Lacking(told[0], told[1], frozenset(told[2]))
+    def _seen(self) -> tuple[int, list[int], bool] | None:
+        """What rank 0 sees: the step, whose data it lacks, and whether nothing has come for too long. None on others, and
+        where nothing is lacking."""
+        lacking = self._look() if self._ranks.rank == 0 else None
+        if lacking is None:
+            return None
+        if self._least is None or lacking.bytes < self._least:
+            self._least, self._since = lacking.bytes, monotonic()
+            _log.info(
+                "forebay: step %d comes from its nodes: %d bytes left", lacking.step, lacking.bytes
+            )
+        return lacking.step, sorted(lacking.ranks), monotonic() - self._since > PATIENCE_SECONDS
 
     def _exchange(self, what: Callable[[], Any]) -> list[Any]:
         error: Error | None = None
@@ -96,20 +107,8 @@ class Landing:
         self._ranks.raise_first(error)
         return [answer["found"] for answer in answers]
 
-    def _is_stuck(self, lacking: Lacking) -> bool:
-        if self._least is None or lacking.bytes < self._least:
-            self._least, self._since = lacking.bytes, monotonic()
-            _log.info("forebay: step %d comes from its nodes: %d bytes left", lacking.step, lacking.bytes)
-        # All ranks see the same numbers, but not the same clock: rank 0's counts.
-        late = monotonic() - self._since > PATIENCE_SECONDS
-        return bool(self._exchange(lambda: late)[0])
 
-
-def _plain(lacking: Lacking | None) -> tuple[int, int, list[int]] | None:
-    return None if lacking is None else (lacking.step, lacking.bytes, sorted(lacking.ranks))
-
-
-def _few(ranks: frozenset[int]) -> str:
+def _few(ranks: set[int]) -> str:
     shown = ", ".join(map(str, sorted(ranks)[:8]))
     return shown if len(ranks) <= 8 else f"{shown}, ..."
 

@@ -195,7 +195,7 @@ impl Adoption {
             epoch: self.commit.epoch,
             parent: self.commit.parent,
             who: who.to_owned(),
-            nonce: super::random(),
+            nonce: forebay_store::random(),
             base: None,
         };
         // False: another process of that number was quicker, which is as good.

@@ -90,7 +90,7 @@ pub(crate) fn unpublish(root: &Root, layout: &Layout, attempt: AttemptId) -> Res
     let what = "the step was pruned";
     withdraw(root, layout, attempt, Failure::new(Code::Fenced, what))?;
     // A name of its own: two removers must not take each other's find away.
-    let aside = layout.record(attempt, &format!("{UNPUBLISHED}-{:016x}", super::random()));
+    let aside = layout.record(attempt, &format!("{UNPUBLISHED}-{:016x}", forebay_store::random()));
     match root.store.publish(&layout.metadata(), &aside, &Expect::Absent) {
         Ok(Published::Done { .. } | Published::Withdrawn) => {}
         Ok(Published::Lost) => return Ok(false),

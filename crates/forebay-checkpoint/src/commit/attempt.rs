@@ -103,7 +103,7 @@ impl Attempt {
             epoch: spec.epoch,
             parent: spec.parent,
             who: spec.who.clone(),
-            nonce: super::random(),
+            nonce: forebay_store::random(),
             base: None,
         };
         let mut attempt = Self {

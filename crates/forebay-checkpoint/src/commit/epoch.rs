@@ -45,8 +45,14 @@ fn claim_after(
     for _ in 0..CLAIM_TRIES {
         let epoch = after_newest(root)?.max(least);
         let who = who.to_owned();
-        let claim =
-            EpochClaim { epoch, run: run.0, parent, parent_save, who, nonce: super::random() };
+        let claim = EpochClaim {
+            epoch,
+            run: run.0,
+            parent,
+            parent_save,
+            who,
+            nonce: forebay_store::random(),
+        };
         if root.create_once(&key(epoch), &encode(&claim, &[])?)? {
             super::withdraw::fence_off(root, epoch)?;
             return Ok(epoch);

@@ -113,8 +113,6 @@ mod uploads;
 mod watch;
 mod withdraw;
 
-use std::hash::{BuildHasher, Hasher, RandomState};
-
 pub use adopt::{Adopted, Adoption, Standing};
 pub use attempt::{Attempt, Spec};
 pub use clock::{Clock, SystemClock};
@@ -141,13 +139,3 @@ pub use steps::{
     AttemptState, AttemptStatus, CommitInfo, State, StepState, numbers, step_state, steps,
 };
 pub use watch::Committed;
-
-/// Random bits, from the keys that the standard library gets of the system; no secret. Process and time are part of it,
-/// because the keys survive a fork.
-fn random() -> u64 {
-    let mut hasher = RandomState::new().build_hasher();
-    hasher.write_u32(std::process::id());
-    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    hasher.write_u128(time.map_or(0, |time| time.as_nanos()));
-    hasher.finish()
-}

@@ -40,7 +40,7 @@ impl ReadLease {
     /// stock readers do, and said so in the log. A reader that does not [beat](Self::beat) in time may find files gone,
     /// never other bytes in them.
     pub fn on(root: &Root, layout: &Layout) -> Result<Self> {
-        let key = format!("{}{:016x}", layout.readers(), super::random());
+        let key = format!("{}{:016x}", layout.readers(), forebay_store::random());
         let beat = Mutex::new((0, root.clock.now()));
         let lease = Self { root: root.clone(), layout: layout.clone(), key, beat };
         if let Err(error) = lease.write(0) {

@@ -33,7 +33,7 @@ impl Attempt {
             return;
         }
         *bumped = (bumped.0 + 1, now);
-        let beat = Beat { rank: self.spec.rank, count: super::random() };
+        let beat = Beat { rank: self.spec.rank, count: forebay_store::random() };
         let key = self.layout.record(self.spec.attempt, "committer");
         let written = encode(&beat, &[]).and_then(|bytes| self.root.store.put(&key, &bytes));
         if let Err(error) = written {

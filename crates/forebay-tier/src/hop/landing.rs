@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_checkpoint::commit::{Adoption, Root};
 use forebay_error::{Code, Error, Result};
-use forebay_store::{DataObject, Expect, Published};
+use forebay_store::{DataObject, Expect, Published, random};
 
 /// Most records of an attempt that are looked through.
 const RECORDS_MAX: usize = 1 << 20;
@@ -146,16 +146,6 @@ fn hash(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
     })
-}
-
-/// Random bits that tell processes apart; no secret.
-fn random() -> u64 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    let mut hasher = RandomState::new().build_hasher();
-    hasher.write_u32(std::process::id());
-    let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    hasher.write_u128(time.map_or(0, |time| time.as_nanos()));
-    hasher.finish()
 }
 
 /// The error of a file that was taken away while it was copied, again and again.

@@ -49,7 +49,7 @@ use expected::Expected;
 use landing::Landing;
 use pulse::Pulse;
 pub use share::Share;
-pub(crate) use share::{is_data, rank_of};
+pub(crate) use share::rank_of;
 
 /// Most files at a time.
 const FILES_MAX: usize = 64;

@@ -4,9 +4,7 @@ use std::collections::BTreeSet;
 
 use forebay_checkpoint::commit::{FileRef, MANIFEST_PREFIX};
 use forebay_error::{Code, Error, Result};
-
-/// How names of data files end.
-const DATA_END: &str = ".distcp";
+use forebay_store::is_data;
 
 /// The files of some ranks: a file belongs to the rank in its name, the manifest to the rank that wrote it. Movers
 /// share a step when every rank is in the share of one of them; one in none is never moved, and the step never
@@ -40,7 +38,7 @@ impl Share {
     /// `here`. Those of ranks without data are brought by the node of the first rank that has some. The node's number
     /// is its first rank, which no other node has. `None` where no data are here.
     pub(super) fn of_node(files: &[FileRef], here: impl Fn(&FileRef) -> bool) -> Option<Self> {
-        let data = || files.iter().filter(|file| is_data(file));
+        let data = || files.iter().filter(|file| is_data(&file.name));
         let ranks = |of: &mut dyn Iterator<Item = &FileRef>| -> BTreeSet<u32> {
             of.map(|file| rank_of(&file.name).unwrap_or(0)).collect()
         };
@@ -74,11 +72,6 @@ impl Share {
         let what = format!("mover {} of {} movers", self.mover, self.movers);
         Err(Error::new(Code::Usage, what))
     }
-}
-
-/// Whether it is data of a rank.
-pub(crate) fn is_data(file: &FileRef) -> bool {
-    file.name.ends_with(DATA_END)
 }
 
 /// The rank in the name of a file.

@@ -16,6 +16,8 @@
 //! not there any more, or are others (a file system that is not mounted, a folder that was made anew), everything on
 //! the drive would look like left over; so nothing is listed then.
 //!
+//! What a drive has to say of itself (its name, which of its files are copies) lies on it too, below [`NODE_OWN`].
+//!
 //! The folder of records lies below `.forebay`, where no listing of the place itself sees steps: only what is complete
 //! in one place is a checkpoint there.
 
@@ -36,6 +38,8 @@ use crate::unique::random;
 
 /// Where records of node-local steps are, below the place of records.
 pub const NODE_RECORDS: &str = ".forebay/nodes";
+/// What below this is of one node alone, and stays on its drive, whatever it is called.
+pub const NODE_OWN: &str = ".forebay/here/";
 /// What both places have: 16 hex digits, made once.
 const NAME_KEY: &str = ".forebay/place";
 /// Most bytes of it that are read.
@@ -91,7 +95,7 @@ impl SplitStore {
 
     /// Where something is written to and removed from.
     fn of(&self, key: &str) -> &Arc<dyn Store> {
-        if is_data(key) && !self.reads_on { &self.data } else { &self.records }
+        if stays(key) && !self.reads_on { &self.data } else { &self.records }
     }
 }
 
@@ -213,9 +217,14 @@ pub fn is_data(key: &str) -> bool {
     key.ends_with(DATA_END)
 }
 
+/// Whether an object is kept on the node's drive.
+fn stays(key: &str) -> bool {
+    is_data(key) || key.starts_with(NODE_OWN)
+}
+
 /// Lines of both, in the order of their keys; a record counts before what has the same key.
 fn merged(records: Vec<Listed>, data: Vec<Listed>, limit: usize) -> Result<Vec<Listed>> {
-    let own = data.into_iter().filter(|line| is_data(&line.key) || is_temp(&line.key));
+    let own = data.into_iter().filter(|line| stays(&line.key) || is_temp(&line.key));
     let all = own.chain(records).map(|line| (line.key.clone(), line));
     let all: BTreeMap<String, Listed> = all.collect();
     if all.len() > limit {
@@ -290,7 +299,8 @@ impl Store for SplitStore {
         let mut names = self.records.names(prefix, limit)?;
         if !self.reads_on {
             let own = self.data.names(prefix, limit)?.into_iter();
-            names.extend(own.filter(|(name, is_folder)| *is_folder || is_data(name)));
+            let stays = |name: &str| stays(&format!("{prefix}{name}"));
+            names.extend(own.filter(|(name, is_folder)| *is_folder || stays(name)));
             names.sort();
             names.dedup();
         }
@@ -306,7 +316,7 @@ impl Store for SplitStore {
     }
 
     fn discard(&self, keys: &[String]) -> Result<()> {
-        let (data, records): (Vec<_>, Vec<_>) = keys.iter().cloned().partition(|key| is_data(key));
+        let (data, records): (Vec<_>, Vec<_>) = keys.iter().cloned().partition(|key| stays(key));
         let removed = if data.is_empty() { Ok(()) } else { self.data.discard(&data) };
         let records = if records.is_empty() { Ok(()) } else { self.records.discard(&records) };
         removed.and(records)
@@ -321,7 +331,7 @@ impl Store for SplitStore {
     }
 
     fn publish(&self, staged: &str, to: &str, expect: &Expect) -> Result<Published> {
-        if is_data(staged) != is_data(to) {
+        if stays(staged) != stays(to) {
             let what = "a record cannot become a data file, nor the other way round";
             return Err(Error::new(Code::Unsupported, what).at(format!("{}/{to}", self.name())));
         }
@@ -337,7 +347,7 @@ impl Store for SplitStore {
     }
 
     fn open_data(&self, key: &str) -> Result<Arc<dyn RangeSource>> {
-        if !is_data(key) {
+        if !stays(key) {
             return self.records.open_data(key);
         }
         match self.data.open_data(key) {

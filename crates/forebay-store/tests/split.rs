@@ -8,8 +8,8 @@ use std::sync::Arc;
 use forebay_engine::{read_exact_at, write_all_at};
 use forebay_error::Code;
 use forebay_store::{
-    Expect, MemoryStore, NODE_RECORDS, PosixStore, SplitStore, Store, StoreSettings, create_split,
-    open_store, split_folder, split_url,
+    Expect, MemoryStore, NODE_OWN, NODE_RECORDS, PosixStore, SplitStore, Store, StoreSettings,
+    create_split, open_store, split_folder, split_url,
 };
 
 const DATA: &str = "step-7/00000abc-1_0_0.distcp";
@@ -64,6 +64,31 @@ fn each_node_sees_all_records_and_its_own_data() {
     two.discard(&[DATA.to_owned(), RECORD.to_owned()]).unwrap();
     assert_eq!(keys(&one), [DATA]);
     assert!(one.remove(DATA).unwrap() && keys(&drives[0]).is_empty());
+}
+
+#[test]
+fn what_a_drive_says_of_itself_stays_on_it() {
+    let (records, drives, [one, two]) = nodes();
+    let (name, mark) = (format!("{NODE_OWN}drive"), format!("{NODE_OWN}copies/step-7/x.distcp"));
+    assert!(one.create(&name, b"one").unwrap() && two.create(&name, b"two").unwrap());
+    one.put(&mark, b"m").unwrap();
+    assert_eq!(one.get(&name, 9).unwrap().unwrap().0, b"one");
+    assert!(keys(&records).is_empty());
+    assert_eq!(keys(&drives[0]), [mark.as_str(), name.as_str()]);
+    assert_eq!(keys(&one), keys(&drives[0]));
+    let names = |prefix: &str| one.names(prefix, 9).unwrap();
+    assert_eq!(names(NODE_OWN), [("copies".to_owned(), true), ("drive".to_owned(), false)]);
+    assert_eq!(names(&format!("{NODE_OWN}copies/step-7/")), [("x.distcp".to_owned(), false)]);
+    // What comes lies there until it becomes a data file; it never becomes a record.
+    let coming = format!("{NODE_OWN}incoming/1");
+    write(&one, &coming, b"data");
+    let lost = one.publish(&coming, RECORD, &Expect::Absent).unwrap_err();
+    assert_eq!(lost.code(), Code::Unsupported);
+    one.publish(&coming, DATA, &Expect::Absent).unwrap();
+    assert_eq!(read(&one, DATA), b"data");
+    one.discard(&[mark, DATA.to_owned()]).unwrap();
+    assert_eq!(keys(&drives[0]), [name.as_str()]);
+    assert!(two.remove(&name).unwrap() && keys(&drives[1]).is_empty());
 }
 
 #[test]

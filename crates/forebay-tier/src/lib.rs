@@ -8,6 +8,7 @@
 //!   Decisions only: nothing is moved or removed there.
 //! - [`nearest`]: from which tier to restore: the nearest copy that verifies.
 //! - [`audit_log`]: who moved or removed what, in a chain of hashes.
+//! - [`copies`]: copies of what is on a node's drive on those of others.
 //! - [`runner`]: the threads that do all that, in a training process or in the agent.
 //! - [`status`]: what is seen of all that.
 //!
@@ -15,6 +16,7 @@
 
 pub mod audit_log;
 pub mod config;
+pub mod copies;
 pub mod hop;
 pub mod limits;
 pub mod nearest;

@@ -118,6 +118,11 @@ impl Adoption {
         self.attempt
     }
 
+    /// Of which step.
+    pub fn step(&self) -> u64 {
+        self.commit.step
+    }
+
     /// The writer's epoch; 0 where none was claimed.
     pub fn epoch(&self) -> u64 {
         self.commit.epoch

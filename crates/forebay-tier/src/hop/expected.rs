@@ -12,14 +12,14 @@ use forebay_checkpoint::save::Seal;
 use forebay_error::{Code, Error, Result};
 
 /// CRC-32 by file name.
-pub(super) struct Expected {
+pub(crate) struct Expected {
     crcs: HashMap<String, u32>,
 }
 
 impl Expected {
     /// Reads the manifest of the source. Errors: those of [`Manifest::open`] and of reading its parts;
     /// `invalid_metadata` where the record of the commit and the manifest disagree.
-    pub(super) fn read(from: &Root, adoption: &Adoption, seal: &Seal) -> Result<Self> {
+    pub(crate) fn read(from: &Root, adoption: &Adoption, seal: &Seal) -> Result<Self> {
         let key = adoption.layout().file(&seal.manifest);
         let disagree = |what: &str| {
             let place = format!("{}/{key}", from.store.name());
@@ -44,7 +44,7 @@ impl Expected {
     }
 
     /// The sum of a file, where the manifest has it.
-    pub(super) fn of(&self, file: &FileRef) -> Option<u32> {
+    pub(crate) fn of(&self, file: &FileRef) -> Option<u32> {
         self.crcs.get(&file.name).copied()
     }
 }

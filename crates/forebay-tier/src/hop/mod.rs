@@ -31,6 +31,7 @@ mod landing;
 mod pulse;
 mod share;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -43,11 +44,13 @@ use forebay_checkpoint::progress::Progress;
 use forebay_checkpoint::save::Seal;
 use forebay_error::{Code, Error, Result};
 
+use crate::copies;
 use crate::limits::{Limits, Priority};
 use copy::{Copier, Tally};
-use expected::Expected;
+pub(crate) use expected::Expected;
 use landing::Landing;
 use pulse::Pulse;
+use share::Here;
 pub use share::Share;
 pub(crate) use share::rank_of;
 
@@ -195,8 +198,20 @@ fn share_of(from: &Root, adoption: &Adoption, options: &HopOptions) -> Result<Op
     if from.store.sees_all() {
         return Ok(Some(options.share.clone()));
     }
-    let elsewhere = adoption.missing(from)?;
-    Ok(Share::of_node(adoption.files(), |file| !elsewhere.contains(file)))
+    let missing = adoption.missing(from)?;
+    let elsewhere: HashSet<&str> = missing.iter().map(|file| file.name.as_str()).collect();
+    let copies = copies::of_step(from, adoption.step())?;
+    let here = |file: &FileRef| match elsewhere.contains(file.name.as_str()) {
+        true => Here::No,
+        false => match copies.get(&file.name) {
+            None => Here::Own,
+            Some(true) => Here::Left,
+            Some(false) => Here::No,
+        },
+    };
+    // Nobody else has the number of this drive.
+    let number = || copies::drive_id(from).map(|drive| drive.number());
+    Share::of_node(adoption.files(), here, number)
 }
 
 fn there_already(adoption: &Adoption, to: &Side) -> Result<Option<HopReport>> {

@@ -1,0 +1,103 @@
+//! Which files of a drive are copies, and of whose.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use forebay_checkpoint::commit::{Root, step_folder, step_of_folder};
+use forebay_error::{Code, Error, Result};
+use forebay_store::NODE_OWN;
+use serde::{Deserialize, Serialize};
+
+use super::peers::{DriveId, Peer, peers};
+
+/// Most marks of a drive that are looked at.
+const MARKS_MAX: usize = 1 << 20;
+/// Most bytes of one.
+const BYTES_MAX: u64 = 256;
+
+/// A mark: the file of its name is a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// Of which step.
+    pub step: u64,
+    /// The file.
+    pub name: String,
+    /// Whose it is.
+    pub of: DriveId,
+    /// Whether its owner was asked, and does not have it any more.
+    pub lacking: bool,
+    /// How old the mark is, by the store's clock.
+    pub age: Duration,
+}
+
+/// As it is written.
+#[derive(Serialize, Deserialize)]
+struct Record {
+    of: String,
+    #[serde(default)]
+    lacking: bool,
+}
+
+fn folder() -> String {
+    format!("{NODE_OWN}copies/")
+}
+
+pub(super) fn key_of(step: u64, name: &str) -> String {
+    format!("{}{}/{name}", folder(), step_folder(step))
+}
+
+/// Makes a mark, durably. Errors: I/O.
+pub(super) fn make(root: &Root, step: u64, name: &str, of: DriveId, lacking: bool) -> Result<()> {
+    let record = Record { of: of.to_string(), lacking };
+    let bytes = serde_json::to_vec(&record)
+        .map_err(|error| Error::new(Code::Internal, "cannot write a mark").with_source(error))?;
+    root.store.put(&key_of(step, name), &bytes)
+}
+
+/// Notes that the owner of a copy lacks the file itself: it is this node's to bring to the next tier. Errors: I/O.
+pub fn mark_lacking(root: &Root, mark: &Mark) -> Result<()> {
+    make(root, mark.step, &mark.name, mark.of, true)
+}
+
+/// All marks of a drive, by step and name. One that cannot be read counts as that of a drive that is nowhere: its file
+/// is a copy all the same. Errors: I/O.
+pub fn marks(root: &Root) -> Result<Vec<Mark>> {
+    let folder = folder();
+    let mut found = Vec::new();
+    for line in root.store.list(&folder, MARKS_MAX)? {
+        let Some((step, name)) = line.key.strip_prefix(&folder).and_then(|k| k.split_once('/'))
+        else {
+            continue;
+        };
+        let Some(step) = step_of_folder(step) else { continue };
+        let Some((of, lacking)) = read(root, &line.key)? else { continue };
+        found.push(Mark { step, name: name.to_owned(), of, lacking, age: line.age.0 });
+    }
+    Ok(found)
+}
+
+fn read(root: &Root, key: &str) -> Result<Option<(DriveId, bool)>> {
+    let Some((bytes, _)) = root.store.get(key, BYTES_MAX)? else { return Ok(None) };
+    let record: Option<Record> = serde_json::from_slice(&bytes).ok();
+    let known = record.and_then(|record| Some((record.of.parse().ok()?, record.lacking)));
+    Ok(Some(known.unwrap_or((DriveId(0), false))))
+}
+
+/// The names of the files of a step that are copies here; true for those that this node is to bring to the next tier,
+/// because their owner cannot. Errors: I/O.
+pub(crate) fn of_step(root: &Root, step: u64) -> Result<BTreeMap<String, bool>> {
+    let prefix = format!("{}{}/", folder(), step_folder(step));
+    let names = root.store.names(&prefix, MARKS_MAX)?;
+    if names.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let all = peers(root)?;
+    let living: BTreeSet<DriveId> =
+        all.iter().filter(|peer| peer.is_alive()).map(|peer: &Peer| peer.drive).collect();
+    let mut found = BTreeMap::new();
+    for (name, _) in names {
+        let Some((of, lacking)) = read(root, &format!("{prefix}{name}"))? else { continue };
+        found.insert(name, lacking || !living.contains(&of));
+    }
+    Ok(found)
+}

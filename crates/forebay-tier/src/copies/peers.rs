@@ -1,0 +1,148 @@
+//! Drives have names, and who has one says so.
+//!
+//! An announcement is a small record where all nodes see it, written anew every [`RENEW_EVERY`]. One that is older than
+//! [`GONE`] by the store's own clock is of somebody who is gone, for now at least. It says where to reach its agent;
+//! what is reached there proves who it is by TLS, and nothing that is said here is believed beyond that.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use forebay_checkpoint::commit::Root;
+use forebay_error::{Code, Error, Result};
+use forebay_store::{NODE_OWN, random};
+use serde::{Deserialize, Serialize};
+
+/// Where announcements are.
+const PEERS: &str = ".forebay/peers/";
+/// How often one is written.
+pub const RENEW_EVERY: Duration = Duration::from_secs(30);
+/// How old one is that is not believed any more.
+pub const GONE: Duration = Duration::from_secs(120);
+/// How old one is that is removed by whoever sees it.
+const FORGOTTEN: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Most bytes of one.
+const BYTES_MAX: u64 = 4096;
+/// Most that are looked at.
+const PEERS_MAX: usize = 1 << 16;
+
+/// The name of a drive: made once, at random, and never another's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DriveId(pub(super) u64);
+
+impl DriveId {
+    /// Its bits.
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for DriveId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl FromStr for DriveId {
+    type Err = Error;
+
+    /// Errors: `usage` for what is not 16 hex digits.
+    fn from_str(text: &str) -> Result<Self> {
+        let is_digits = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let number = is_digits.then(|| u64::from_str_radix(text, 16).ok()).flatten();
+        number.map(Self).ok_or_else(|| Error::new(Code::Usage, "the name of a drive has 16 digits"))
+    }
+}
+
+/// What is said of a drive.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Announcement {
+    /// The machine.
+    pub host: String,
+    /// What its agent calls the job.
+    pub job: String,
+    /// Where its agent is reached: `https://HOST:PORT`.
+    pub url: String,
+}
+
+/// A drive that somebody has said to have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its name.
+    pub drive: DriveId,
+    /// What is said of it.
+    pub told: Announcement,
+    /// How long ago, by the store's clock.
+    pub age: Duration,
+}
+
+impl Peer {
+    /// Whether it was heard of lately.
+    pub fn is_alive(&self) -> bool {
+        self.age < GONE
+    }
+}
+
+/// The name of the drive of a root on several nodes; it gets one here.
+///
+/// Errors: I/O; `invalid_metadata` where what is there is no name.
+pub fn drive_id(root: &Root) -> Result<DriveId> {
+    let key = format!("{NODE_OWN}drive");
+    let read = || root.store.get(&key, BYTES_MAX);
+    let bytes = match read()? {
+        Some((bytes, _)) => bytes,
+        None => {
+            root.store.create(&key, DriveId(random()).to_string().as_bytes())?;
+            let gone = || Error::new(Code::NotFound, "what was written is gone").at(place(root));
+            read()?.ok_or_else(gone)?.0
+        }
+    };
+    let text = std::str::from_utf8(&bytes).unwrap_or_default().trim();
+    text.parse().map_err(|error: Error| {
+        let what = "the file that names this drive does not";
+        let error = Error::new(Code::InvalidMetadata, what).at(place(root)).with_source(error);
+        error.hint("remove it: the drive gets another name then")
+    })
+}
+
+fn place(root: &Root) -> String {
+    format!("{}/{NODE_OWN}drive", root.store.name())
+}
+
+/// Says, from now on, who has a drive. Errors: I/O.
+pub fn announce(root: &Root, drive: DriveId, told: &Announcement) -> Result<()> {
+    let bytes = serde_json::to_vec(told).map_err(|error| {
+        Error::new(Code::Internal, "cannot write an announcement").with_source(error)
+    })?;
+    root.store.put(&key_of(drive), &bytes)
+}
+
+/// Takes it back: nothing is to be expected of the drive any more. Errors: I/O.
+pub fn withdraw(root: &Root, drive: DriveId) -> Result<()> {
+    root.store.remove(&key_of(drive)).map(drop)
+}
+
+fn key_of(drive: DriveId) -> String {
+    format!("{PEERS}{drive}")
+}
+
+/// All that was announced, by the drives' names. What cannot be read is left out; what is a week old is removed.
+///
+/// Errors: I/O.
+pub fn peers(root: &Root) -> Result<Vec<Peer>> {
+    let mut found = Vec::new();
+    for line in root.store.list_here(PEERS, PEERS_MAX)? {
+        let name = line.key.strip_prefix(PEERS).unwrap_or_default();
+        let Ok(drive) = name.parse::<DriveId>() else { continue };
+        if line.age.0 >= FORGOTTEN {
+            root.store.remove(&line.key)?;
+            continue;
+        }
+        let Some((bytes, _)) = root.store.get(&line.key, BYTES_MAX)? else { continue };
+        match serde_json::from_slice(&bytes) {
+            Ok(told) => found.push(Peer { drive, told, age: line.age.0 }),
+            Err(error) => tracing::warn!(%drive, %error, "an announcement cannot be read"),
+        }
+    }
+    Ok(found)
+}

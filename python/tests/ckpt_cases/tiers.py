@@ -24,7 +24,8 @@ def saves_and_comes_back(rank: int, folder: str, agent: str | None = None) -> di
                 step, {"same": state["same"]}, per_rank={"own": state["rank"]}, blocking=True
             )
         drained = checkpoints.drain(60) if rank == 0 else True
-        barrier()
+    # Both have let go of the folder, which is where their records are.
+    barrier()
     if rank == 0:
         shutil.rmtree(near)
     barrier()

@@ -135,9 +135,9 @@ fn alive_of_others(root: &Root) -> Result<Vec<Listed>> {
     Ok(listed)
 }
 
-/// Collects in one folder that holds a step.
-pub fn gc_folder(root: &Root, layout: &Layout, options: &GcOptions) -> GcReport {
-    collect(root, std::slice::from_ref(layout), options)
+/// Collects in folders that hold a step each. All are waited for at once, which in a bucket takes a minute.
+pub fn gc_folders(root: &Root, layouts: &[Layout], options: &GcOptions) -> GcReport {
+    collect(root, layouts, options)
 }
 
 fn collect(root: &Root, layouts: &[Layout], options: &GcOptions) -> GcReport {

@@ -117,7 +117,7 @@ pub use adopt::{Adopted, Adoption, Standing};
 pub use attempt::{Attempt, Spec};
 pub use clock::{Clock, SystemClock};
 pub use epoch::{Other, claim, claim_among};
-pub use gc::{GcOptions, GcReport, gc, gc_beside, gc_folder};
+pub use gc::{GcOptions, GcReport, gc, gc_beside, gc_folders};
 pub use hints::{Answer, Board, Hint, Hints, Order, Pulse, Suspect};
 pub use id::{AttemptId, RunId, StructureHash};
 pub use index::listing;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use forebay_checkpoint::commit::{
-    Adoption, AttemptId, GcOptions, Layout, PruneOptions, Root, gc_beside, gc_folder,
+    Adoption, AttemptId, GcOptions, Layout, PruneOptions, Root, gc_beside, gc_folders,
     is_being_removed, retire_while,
 };
 use forebay_error::{Code, Error, Result};
@@ -187,13 +187,14 @@ fn collect(shared: &Shared, task: &Task, undone: &mut Undone) -> Vec<Error> {
             return Vec::new();
         }
     };
-    for step in &task.collect {
-        if shared.is_stopping() {
-            return Vec::new();
-        }
-        let report = gc_folder(&root, &Layout::of_step(*step), &options(shared));
-        let failed = report.failed.into_iter().next();
-        undone.extend(failed.map(|(_, error)| (*step, Some(error))));
+    if shared.is_stopping() {
+        return Vec::new();
+    }
+    let layouts: Vec<Layout> = task.collect.iter().copied().map(Layout::of_step).collect();
+    for (place, error) in gc_folders(&root, &layouts, &options(shared)).failed {
+        let at = layouts.iter().position(|layout| place.starts_with(layout.prefix()));
+        let step = at.and_then(|at| task.collect.get(at));
+        undone.extend(step.map(|step| (*step, Some(error))));
     }
     if !task.beside || shared.is_stopping() {
         return Vec::new();

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_checkpoint::commit::{AttemptId, RunId, claim, numbers, step_state};
+use forebay_checkpoint::commit::{
+    AttemptId, Clock, GcOptions, RunId, SystemClock, claim, numbers, step_state,
+};
 use forebay_error::Code;
 use forebay_store::fault::{Fault, FaultStore, Plan};
 use forebay_store::{MemoryStore, Store};
-use forebay_tier::runner::{Action, Runner};
+use forebay_tier::runner::{Action, Runner, Tiers};
 use forebay_tier::status::Health;
 
 use crate::setup::{LONG, Switch, config, save_all, settle, start, tables, tier, until};
@@ -241,4 +244,40 @@ fn what_has_come_of_a_step_that_waits_is_gone_on_with() {
 fn bytes_of(files: std::collections::BTreeMap<String, Vec<u8>>) -> u64 {
     let data = files.iter().filter(|(key, _)| !key.ends_with("/.metadata"));
     data.map(|(_, bytes)| bytes.len() as u64).sum()
+}
+
+/// Counts waits of a collection: no limit of a mover makes it wait as long.
+#[derive(Default)]
+struct Counting {
+    clock: SystemClock,
+    settled: AtomicUsize,
+}
+
+impl Clock for Counting {
+    fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    fn sleep(&self, time: Duration) {
+        if time == GcOptions::default().settle {
+            self.settled.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.clock.sleep(time);
+        }
+    }
+}
+
+#[test]
+fn what_is_left_of_many_steps_waits_once() {
+    let (near, far) = (memory(), memory());
+    let all: Vec<u64> = (1..=12).collect();
+    save_all(&near, &all);
+    drained(&near, &far);
+    let clock = Arc::new(Counting::default());
+    let tiers = [Arc::clone(&near), far].to_vec();
+    let tiers = Tiers::with_stores(&config(&keeping_one(false)), tiers, clock.clone()).unwrap();
+    let runner = Runner::start(tiers).unwrap();
+    until(&runner, "collected", |_| numbers(&root(Arc::clone(&near))).unwrap() == [12]);
+    let settled = clock.settled.load(Ordering::Relaxed);
+    assert!((1..=4).contains(&settled), "11 steps waited {settled} times");
 }

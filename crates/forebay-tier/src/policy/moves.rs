@@ -2,7 +2,7 @@
 
 use forebay_checkpoint::commit::AttemptId;
 
-use super::{Rank, Rules, StepCopy, View};
+use super::{Rank, Rules, StepCopy, TierRules, View};
 use crate::limits::Priority;
 
 /// A step that is to be moved.
@@ -20,11 +20,34 @@ pub struct Order {
     pub replaces: Option<AttemptId>,
 }
 
+/// What of a tier is around a step, in the line of all.
+#[derive(Clone, Copy, Default)]
+struct Around {
+    /// Whether it has one that is older.
+    older: bool,
+    /// How many it has, or gets, that are newer.
+    newer: usize,
+}
+
 impl View {
     /// Whether a tier had the step and let it go, or never needs it: a still farther one has this commit, and steps
     /// come hop by hop.
     pub(super) fn passed_by(&self, tier: usize, step: u64, copy: &StepCopy) -> bool {
         (tier + 1..self.tiers.len()).any(|farther| self.has(farther, step, copy.attempt))
+    }
+}
+
+impl TierRules {
+    /// Whether a step that went past the tier belongs there still: it was made after one that is there, so the tier was
+    /// in use and did not answer, or was full; and what it keeps would keep it. What it has let go for its rules, or
+    /// for room, which goes from the oldest on, does not come again.
+    fn misses(&self, around: Around, step: u64, copy: &StepCopy) -> bool {
+        let keep = &self.keep;
+        let is_kept = around.newer < keep.last
+            || keep.every.is_some_and(|n| step.is_multiple_of(n.get()))
+            || keep.within.is_some_and(|within| copy.age < within)
+            || keep.pins.contains(&step);
+        around.older && is_kept
     }
 }
 
@@ -34,18 +57,41 @@ impl Rules {
     /// replaced, unless it is held; a tier that has another one gets none.
     pub fn moves(&self, view: &View) -> Vec<Order> {
         let newest = view.line.last();
-        let order = |step: &u64| {
-            let (from, to) = self.hop_of(view, *step)?;
+        let tiers = 0..view.tiers.len();
+        let oldest: Vec<_> = tiers.clone().map(|tier| view.line_of(tier).next()).collect();
+        let mut around = vec![Around { older: true, newer: 0 }; view.tiers.len()];
+        let mut order = |step: &u64| {
+            for (oldest, around) in oldest.iter().zip(&mut around) {
+                around.older &= oldest.is_some_and(|oldest| oldest != *step);
+            }
+            let hop = self.hop(view, &around, *step);
+            for (tier, around) in tiers.clone().zip(&mut around) {
+                let comes = hop.is_some_and(|(_, to)| to == tier);
+                around.newer += usize::from(comes || view.committed(tier, *step).is_some());
+            }
+            let (from, to) = hop?;
             let urgent = newest == Some(step);
             let priority = if urgent { Priority::Newest } else { Priority::Archive };
             let replaces = view.committed(to, *step).map(|older| older.attempt);
             Some(Order { step: *step, from, to, priority, replaces })
         };
-        view.line.iter().rev().filter_map(order).collect()
+        view.line.iter().rev().filter_map(&mut order).collect()
     }
 
     /// The next hop of a step: from which tier to which.
     pub fn hop_of(&self, view: &View, step: u64) -> Option<(usize, usize)> {
+        let around = |tier| {
+            let at = view.line.iter().position(|other| *other == step).unwrap_or_default();
+            let (older, newer) = view.line.split_at(at);
+            let is_there = |step: &&u64| view.committed(tier, **step).is_some();
+            let newer = newer.iter().skip(1).filter(is_there).count();
+            Around { older: older.iter().any(|step| is_there(&step)), newer }
+        };
+        let around: Vec<Around> = (0..view.tiers.len()).map(around).collect();
+        self.hop(view, &around, step)
+    }
+
+    fn hop(&self, view: &View, around: &[Around], step: u64) -> Option<(usize, usize)> {
         let mut source: Option<(usize, &StepCopy)> = None;
         for (tier, rules) in (0..view.tiers.len()).zip(&self.tiers) {
             let there = view.committed(tier, step);
@@ -61,8 +107,11 @@ impl Rules {
                 None => {}
             }
             let Some((from, copy)) = source else { continue };
+            let around = around.get(tier).copied().unwrap_or_default();
             if rules.takes(step)
-                && (there.is_some() || !view.passed_by(tier, step, copy))
+                && (there.is_some()
+                    || !view.passed_by(tier, step, copy)
+                    || rules.misses(around, step, copy))
                 && self.has_room(view, tier, step, copy)
             {
                 return Some((from, tier));

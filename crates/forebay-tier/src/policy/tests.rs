@@ -103,6 +103,25 @@ fn a_full_tier_is_passed_over_for_the_next_and_a_step_does_not_come_back() {
     assert_eq!(moves.iter().map(|order| (order.step, order.to)).collect::<Vec<_>>(), [(20, 2)]);
 }
 
+#[test]
+fn a_step_that_went_past_a_tier_that_was_down_comes_to_it_if_that_keeps_it() {
+    let moves = |last, every, shared: &[u64]| {
+        let mut rules = three();
+        (rules.tiers[1].keep, rules.tiers[2].takes) = (keep(last, every), Takes::All);
+        let line = [9, 10, 11, 12, 13];
+        let view = view(&line, &[&[10, 11, 12, 13], shared, &line]);
+        let moves = rules.moves(&view);
+        assert!(moves.iter().all(|order| (order.from, order.to) == (0, 1)));
+        moves.iter().map(|order| order.step).collect::<Vec<_>>()
+    };
+    assert_eq!(moves(4, 0, &[9, 10, 13]), [12, 11]);
+    assert_eq!(moves(2, 0, &[9, 13]), [12], "the others would go at once");
+    assert!(moves(2, 0, &[9, 12, 13]).is_empty(), "its rules have let them go");
+    assert_eq!(moves(2, 10, &[9, 12, 13]), [10]);
+    assert!(moves(4, 0, &[12, 13]).is_empty(), "the oldest go for room");
+    assert!(moves(4, 0, &[]).is_empty(), "it is new");
+}
+
 /// A job went back: tier 0 has its new commits of these steps, and the older ones rank after them.
 fn gone_back(mut view: View, steps: &[u64]) -> View {
     for step in steps {

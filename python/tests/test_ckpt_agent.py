@@ -70,7 +70,7 @@ def start(site: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
             run = [command(), "agent", "--config", str(site / "forebay.toml")]
             agent = subprocess.Popen(run, stdout=log, stderr=log)
         started.append(agent)
-        until(lambda: _answers(site / "agent.sock"), lambda: (site / "agent.log").read_text())
+        until(lambda: reached(site / "agent.sock"), lambda: (site / "agent.log").read_text())
         return agent
 
     yield begin
@@ -79,7 +79,8 @@ def start(site: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
         agent.wait()
 
 
-def _answers(path: Path) -> bool:
+def reached(path: Path) -> bool:
+    """Whether an agent listens."""
     with socket.socket(socket.AF_UNIX) as link:
         return link.connect_ex(str(path)) == 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import warnings
 from pathlib import Path
 from typing import Any
@@ -126,7 +125,6 @@ def test_what_cannot_be(tmp_path: Path) -> None:
         ({"records": shared}, "no tiers"),
         ({"records": near, "tiers": [shared]}, "all nodes share"),
         ({"records": shared, "tiers": [shared], "keep_last": 2}, "keep_last"),
-        ({"records": shared, "tiers": [shared], "agent": True}, "agent"),
         ({"records": tmp_path / "no/mount", "tiers": [shared]}, "mount"),
     ]:
         with pytest.raises(forebay.Error, match=what):

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use forebay_error::{Code, Error, Result};
 use forebay_tier::config::Config;
-use forebay_tier::runner::{Action, Runner, Tiers};
+use forebay_tier::runner::{Action, Duties, Reach, Runner, Tiers};
 use forebay_tier::status::Status;
 use serde_json::Value;
 
@@ -64,13 +64,13 @@ impl Service {
     fn start_with(config: &Config, counts: Arc<Counts>, kept: &mut Folders) -> Result<Self> {
         let settings = settings(config)?;
         settings.check_http()?;
-        let tiers = opened(config)?;
+        let tiers = Tiers::open(config)?;
         let jobs = Arc::new(Jobs::default());
         let trackers = Arc::new(Trackers::new(Arc::clone(&tiers), Arc::clone(&jobs)));
         // The socket first: where another agent has it, nothing is to move twice.
         let tracker = Arc::clone(&trackers);
         let agent = Agent::start(&settings, Arc::clone(&jobs), Arc::clone(&counts), tracker)?;
-        let runner = Arc::new(Runner::start(tiers)?);
+        let runner = Arc::new(Runner::start_for(tiers, Duties::All, reach_of(config))?);
         jobs.add(CONFIGURED, Arc::clone(&runner) as Arc<dyn Work>)?;
         let (agent, config) = (Some(agent), config.clone());
         let service = Self { agent, trackers, runner, counts, config };
@@ -131,18 +131,15 @@ impl Drop for Service {
 /// Reads everything that a start would read, and starts nothing. Errors: those that a start would give.
 pub fn check(config: &Config) -> Result<()> {
     settings(config)?.check_http()?;
-    opened(config).map(drop)
+    Tiers::open(config).map(drop)
 }
 
-/// The tiers. What is on the drives of nodes is moved by the job's own processes: of several agents none would know
-/// which of them goes on with a step that all have brought.
-fn opened(config: &Config) -> Result<Arc<Tiers>> {
-    if config.tiers.iter().any(|tier| tier.records.is_some()) {
-        let what = "an agent does not move what is on the drives of nodes (`records`)";
-        let hint = "the processes of the job do: Checkpointer(records=..., tiers=...)";
-        return Err(Error::new(Code::Usage, what).hint(hint));
+/// What the configured job's runner begins with: of what is on the drives of nodes, this node's.
+fn reach_of(config: &Config) -> Reach {
+    match config.tiers.first().is_some_and(|tier| tier.records.is_some()) {
+        true => Reach::OwnDrive,
+        false => Reach::All,
     }
-    Tiers::open(config)
 }
 
 /// What the configuration says about listening.
@@ -186,17 +183,5 @@ mod tests {
         for bad in ["", "127.0.0.1", "127.0.0.1:99999", "9464"] {
             assert_eq!(address(bad).unwrap_err().code(), Code::Usage, "{bad}");
         }
-    }
-
-    #[test]
-    fn drives_of_nodes_are_not_an_agents() {
-        let tier = |name: &str, more: &str| {
-            format!("[[tier]]\nname = \"{name}\"\nplace = \"/x/{name}\"\n{more}")
-        };
-        let text = tier("a", "records = \"/x/b\"\n") + &tier("b", "");
-        let file = std::path::Path::new("/x/forebay.toml");
-        let beside = forebay_tier::config::Beside::default();
-        let error = check(&Config::from_text(&text, file, &beside).unwrap()).unwrap_err();
-        assert!(error.code() == Code::Usage && error.what().contains("records"), "{error}");
     }
 }

@@ -24,8 +24,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use forebay_error::{Code, Error, Result};
-use forebay_store::{PosixStore, Store};
-use forebay_tier::runner::{Runner, Tiers};
+use forebay_store::{PosixStore, Store, drive_store, is_drive};
+use forebay_tier::runner::{Duties, Reach, Runner, Tiers};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use serde_json::{Value, json};
 
@@ -181,20 +181,27 @@ impl Trackers {
             let what = "the agent has one tier, so there is none to move to";
             return Err(Error::new(Code::Usage, what).at(job));
         }
+        let handed = Arc::new(PosixStore::handed_over(opened, &shown)?) as Arc<dyn Store>;
         // No path that could be opened: what is open is all there is.
         first.place = format!("fd://{}", shown.display());
-        // It is whole, whatever the configured job's is.
-        first.records = None;
+        first.records = match is_drive(&*handed)? {
+            true => Some(records_of(job, first.records.as_deref())?),
+            // It is whole, whatever the configured job's is.
+            false => None,
+        };
+        let (store, reach) = match &first.records {
+            Some(records) => (drive_store(records, handed, &first.store)?, Reach::OwnDrive),
+            None => (handed, Reach::All),
+        };
         let mut places = vec![first.place.clone()];
         for tier in rest {
             // Who is told it has another current folder.
             let place = absolute(&tier.place);
-            tier.place = format!("{}/{job}", place.trim_end_matches('/'));
+            tier.place = below(&place, job);
             places.push(tier.place.clone());
         }
-        let store = Arc::new(PosixStore::handed_over(opened, &shown)?) as Arc<dyn Store>;
         let tiers = self.tiers.beside(&config, vec![store])?;
-        let runner = Arc::new(Runner::start(tiers)?);
+        let runner = Arc::new(Runner::start_for(tiers, Duties::All, reach)?);
         Ok(Tracked { runner, folder, id, places })
     }
 }
@@ -336,6 +343,21 @@ fn absolute(place: &str) -> String {
         Some(path) => path.display().to_string(),
         None => place.to_owned(),
     }
+}
+
+/// Where what is configured for all jobs is this one's.
+fn below(place: &str, job: &str) -> String {
+    format!("{}/{job}", place.trim_end_matches('/'))
+}
+
+/// Where the records of a job are whose folder is the drive of a node.
+fn records_of(job: &str, configured: Option<&str>) -> Result<String> {
+    let records = configured.ok_or_else(|| {
+        let what = "the folder is the drive of a node, and the agent knows of no records";
+        let hint = "`records` of its first tier is the folder or prefix above those of the jobs";
+        Error::new(Code::Usage, what).at(job).hint(hint)
+    })?;
+    Ok(below(&absolute(records), job))
 }
 
 /// The same folder, open once more.

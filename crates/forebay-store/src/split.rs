@@ -99,6 +99,23 @@ impl SplitStore {
     }
 }
 
+/// Whether a folder is the drive of a node: it knows its records by name. Errors: I/O.
+pub fn is_drive(data: &dyn Store) -> Result<bool> {
+    Ok(data.get(NAME_KEY, NAME_BYTES_MAX)?.is_some())
+}
+
+/// A drive that is open already, with its records at a place that all nodes share. Nothing is made.
+///
+/// Errors: `not_shared` where the records are others, or not there; those of opening them.
+pub fn drive_store(
+    records: &str,
+    data: Arc<dyn Store>,
+    settings: &StoreSettings,
+) -> Result<Arc<dyn Store>> {
+    let records = shared_store(&below(records, NODE_RECORDS), settings)?;
+    Ok(Arc::new(SplitStore::named(records, data)?))
+}
+
 /// Opens a `node:` or `near:` place. `settings` are those of the place of all nodes, where it is a bucket.
 pub(crate) fn open(
     whole: &str,

@@ -45,6 +45,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 #: States of a copy that is not where it should be yet.
 _UNDER_WAY = ("waiting", "moving", "partial")
 
+#: And of one on the first tier that is whole there, or on the drives of its nodes.
+_SAVED = ("committed", "on_nodes")
+
 #: Where an agent listens that is a service, unless it is told otherwise.
 _SERVICE_SOCKET = "/run/forebay/agent.sock"
 
@@ -55,7 +58,8 @@ _log = logging.getLogger("forebay")
 
 
 class Agent:
-    """The agent that moves what one checkpointer saves. Only rank 0 talks to it."""
+    """The agent that moves what one checkpointer saves. Only rank 0 talks to it; on the drives of nodes, one process of
+    each does to its own."""
 
     def __init__(self, agent: AgentLike, job: str | None, directory: Place) -> None:
         self._folder = home_of(directory, "handing over to an agent")
@@ -227,7 +231,7 @@ def _is_done(status: Mapping[str, Any], newest: int | None) -> bool:
     if any(tier["health"] in _UNSEEN for tier in status["tiers"]):
         return False
     seen = newest is None or any(
-        step["step"] == newest and step["copies"][0] == "committed" for step in steps
+        step["step"] == newest and step["copies"][0] in _SAVED for step in steps
     )
     left = status["waiting"] or status["transfers"]
     return (

@@ -95,8 +95,9 @@ class Checkpointer:
             "latest" and restores look, and when a save has room; nothing is moved in this process.
         agent_job: what the agent calls the job; by default as the directory. Copies are below that name in each tier.
         records: for a `directory` on each node's own drive: a place that all nodes share, where it is agreed what was
-            saved. Each node keeps its own ranks' files, one of its processes moves them to the next tier, where a step is
-            committed when all nodes have brought theirs. A restore waits for that, and reads what its node has from there.
+            saved. Each node keeps its own ranks' files, one of its processes, or its agent, moves them to the next tier,
+            where a step is committed when all nodes have brought theirs. A restore waits for that, and reads what its node
+            has from there.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class Checkpointer:
         #: Seconds that a save of the `state` given will hold up training; None if none was given.
         self.predicted_stall_s: float | None = None
         remember(self)
-        if self._settings.agent is not None and self._ranks().rank == 0:
+        if self._settings.agent is not None and self._hands_over():
             self._settings.agent.introduce()
         if state is not None:
             self._prepare(state, stepped=False)
@@ -409,13 +410,14 @@ class Checkpointer:
     def drain(self, timeout: float = 3600.0) -> bool:
         """Waits until every committed step is where it should be, after the end of the save under way; False if that takes
         longer, or copies that should go cannot be removed. To be called by rank 0; with `records` by all ranks, each of
-        which may be who moves what its node has."""
+        which may be who moves, or hands over, what its node has."""
         self._check_process()
         agent = self._settings.agent
         tiers = self._tiers() if agent is None else None
         self.wait()
         if agent is not None:
-            return agent.drain(_native.latest(self._settings.directory), timeout)
+            newest = _native.latest(self._settings.directory)
+            return not self._hands_over() or agent.drain(newest, timeout)
         assert tiers is not None
         return tiers.drain(timeout, self._ranks().rank == 0)
 
@@ -549,20 +551,27 @@ class Checkpointer:
             level = logging.INFO if handle.cancelled else logging.ERROR
             _log.log(level, "forebay: the save of step %d: %s", handle.step, handle._error)
             return
-        run = self._run
-        if self._settings.tiers is not None:
+        run, agent, tiers = self._run, self._settings.agent, self._settings.tiers
+        if tiers is not None:
             try:
-                self._settings.tiers.attend(run is not None and run.ranks.rank == 0)
+                tiers.attend(run is not None and run.ranks.rank == 0)
             except Error as error:
                 _log.error("forebay: what this node has is not moved: %s", error)
+        if agent is not None and self._hands_over():
+            agent.hand_over()
         if run is not None and run.ranks.rank == 0:
-            if self._settings.agent is not None:
-                self._settings.agent.hand_over()
-            elif self._settings.tiers is not None:
-                self._settings.tiers.wake()
+            if agent is None and tiers is not None:
+                tiers.wake()
             if self._retention is None:
                 self._retention = Retention(self._settings)
             self._retention.ask()
+
+    def _hands_over(self) -> bool:
+        """Whether this process deals with the agent: rank 0, or on the drives of nodes one process of each."""
+        tiers = self._settings.tiers
+        if tiers is not None and tiers.node is not None:
+            return tiers.node.takes_charge()
+        return self._ranks().rank == 0
 
     def _store(self) -> Any:
         store = self._ranks().store()

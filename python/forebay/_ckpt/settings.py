@@ -95,9 +95,6 @@ def parse(
         raise usage(what, "say in the tiers what stays: nothing must go that was not moved on")
     farther = None if tiers is None else Tiers(tiers, place, handed is None, records)
     if farther is not None and farther.node is not None:
-        if handed is not None:
-            what = "an agent does not move what is on the drives of nodes"
-            raise usage(what, "the processes of the job do: leave out agent=")
         place = farther.node.place
     return Settings(
         place,

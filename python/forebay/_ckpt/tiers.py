@@ -19,7 +19,6 @@ from forebay._ckpt.nodetier import Lacking, Node
 from forebay._errors import make, usage
 from forebay._urls import Place, Url, place_of
 
-
 #: What `Checkpointer(tiers=...)` takes.
 TiersLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str] | Mapping[str, Any]]
 

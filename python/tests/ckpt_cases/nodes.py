@@ -37,6 +37,45 @@ def made(rank: int, folder: str, **tier: Any) -> forebay.Checkpointer:
     )
 
 
+def handed(rank: int, folder: str) -> forebay.Checkpointer:
+    """The same, moved by the agent of each node."""
+    root, node = Path(folder), rank // RANKS_A_NODE
+    return forebay.Checkpointer(
+        root / f"drive{node}",
+        records=root / "shared" / "run7",
+        tiers=[root / "shared" / "run7"],
+        agent=root / f"agent{node}.sock",
+        agent_job="run7",
+    )
+
+
+def hands_over_and_dies(rank: int, world: int, folder: str) -> None:
+    """Saves a step that agents are to bring, and ends as by a kill."""
+    checkpoints = handed(rank, folder)
+    checkpoints.save(1, state_of(world, 1), blocking=True, per_rank={"rank": rank})
+    torch.distributed.barrier()
+
+
+def finds_agents(rank: int, world: int, folder: str) -> dict[str, Any]:
+    """Restores what they brought, and saves the next."""
+    with warnings.catch_warnings(record=True) as caught, handed(rank, folder) as checkpoints:
+        warnings.simplefilter("always")
+        state, own = state_of(world, 0), {"rank": -1}
+        step = checkpoints.restore(state, per_rank=own).step
+        whole = is_whole(state, state["seed"]) and own["rank"] == rank
+        checkpoints.save(2, state, blocking=True, per_rank=own)
+        drained = checkpoints.drain(60)
+        torch.distributed.barrier()
+        status = checkpoints.tier_status()
+    return {
+        "step": step,
+        "whole": whole,
+        "drained": drained,
+        "status": status,
+        "told": [str(one.message) for one in caught if "forebay" in str(one.message)],
+    }
+
+
 def saves_and_drains(rank: int, world: int, folder: str) -> dict[str, Any]:
     """Two steps, on the drives and from there to the shared tier."""
     with made(rank, folder) as checkpoints:

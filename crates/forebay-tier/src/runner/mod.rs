@@ -180,6 +180,11 @@ impl Runner {
         Ok(())
     }
 
+    /// Does it for something else from now on. What is under way goes on.
+    pub fn set_reach(&self, reach: Reach) {
+        self.shared.change(|state| state.reach = reach);
+    }
+
     /// The tiers.
     pub fn tiers(&self) -> &Arc<Tiers> {
         &self.shared.tiers
@@ -231,7 +236,7 @@ impl Runner {
         let mut wanted = picture.wanted();
         wanted.retain(|order| !is_given_up(order));
         // Who looks after the rest waits for the drives too.
-        let own_only = self.shared.reach == Reach::OwnDrive;
+        let own_only = state.reach == Reach::OwnDrive;
         wanted.retain(|order| !own_only || partial(order.from));
         let tiers = (0..state.tiers.len()).filter(|tier| !own_only || partial(*tier));
         let removable = tiers.flat_map(|tier| {

@@ -75,7 +75,8 @@ fn decide(shared: &Shared, state: &mut State, picture: &Picture) -> Vec<Start> {
     if shared.duties == Duties::All && known {
         moves(shared, state, picture, now, &mut starts, &mut room);
     }
-    let is_ours = |tier: &usize| shared.reach.has(is_partial(picture, *tier));
+    let reach = state.reach;
+    let is_ours = |tier: &usize| reach.has(is_partial(picture, *tier));
     for tier in (0..state.tiers.len()).filter(is_ours) {
         starts.extend(tidy_of(shared, state, picture, tier, now, &room).map(Start::Tidy));
     }
@@ -125,7 +126,7 @@ fn moves(
             }
             false => continue,
         };
-        let is_ours = shared.reach.has(is_partial(picture, order.from));
+        let is_ours = state.reach.has(is_partial(picture, order.from));
         if is_ours && may_start(state, &order, now) {
             let tries = state.retries.get(&(order.step, order.to)).map_or(0, |retry| retry.fails);
             let moving = Arc::new(Moving::new(order, tries));

@@ -31,7 +31,6 @@ pub(crate) struct Shared {
     pub(crate) tiers: Arc<Tiers>,
     pub(crate) journal: Journal,
     pub(crate) duties: Duties,
-    pub(crate) reach: Reach,
     pub(crate) started: Instant,
     /// Ends everything.
     pub(crate) stop: AtomicBool,
@@ -42,6 +41,7 @@ pub(crate) struct Shared {
 
 /// See the module.
 pub(crate) struct State {
+    pub(crate) reach: Reach,
     pub(crate) tiers: Vec<TierState>,
     pub(crate) moving: Vec<Arc<Moving>>,
     /// Moves that failed, by step and destination.
@@ -108,6 +108,7 @@ impl Shared {
         let journal = Journal::new(tiers.config.moving.audit_log.as_deref());
         let of_tiers = (0..tiers.count()).map(|_| TierState::default()).collect();
         let state = State {
+            reach,
             tiers: of_tiers,
             moving: Vec::new(),
             retries: BTreeMap::new(),
@@ -121,7 +122,6 @@ impl Shared {
             tiers,
             journal,
             duties,
-            reach,
             started: Instant::now(),
             stop: AtomicBool::new(false),
             state: Mutex::new(state),

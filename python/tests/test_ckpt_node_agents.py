@@ -1,0 +1,87 @@
+"""Drives of nodes that the agent of each node moves: ranks hand their node's drive over, and may die."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ckpt_cases import harness, nodes
+from test_ckpt_agent import is_committed, reached, until
+from test_ckpt_nodes import data_of
+from test_export import command
+
+WORLD = 4
+
+#: Of each node. `place` is no job's: drives are handed over.
+CONFIG = """
+[[tier]]
+name = "drive"
+place = "none{node}"
+records = "shared"
+[[tier]]
+name = "shared"
+place = "shared"
+[tiers]
+look_every = "100 ms"
+[agent]
+socket = "agent{node}.sock"
+"""
+
+
+class Site:
+    """A folder for all, with a short path for sockets, and two agents that share what is in it."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fb"))
+        self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        (self.folder / "shared").mkdir()
+        for node in (0, 1):
+            self.start(node)
+
+    def start(self, node: int) -> None:
+        """Starts the agent of a node."""
+        config = self.folder / f"agent{node}.toml"
+        config.write_text(CONFIG.format(node=node))
+        with open(self.folder / f"agent{node}.log", "ab") as log:
+            run = [command(), "agent", "--config", str(config)]
+            self.agents[node] = subprocess.Popen(run, stdout=log, stderr=log)
+        until(lambda: reached(self.folder / f"agent{node}.sock"), self.told)
+
+    def told(self) -> str:
+        """What the agents say."""
+        return "\n".join(log.read_text() for log in sorted(self.folder.glob("agent*.log")))
+
+    def kill(self, node: int) -> None:
+        """As a node that is lost."""
+        self.agents[node].kill()
+        self.agents[node].wait()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    made = Site()
+    yield made
+    for node in made.agents:
+        made.kill(node)
+    shutil.rmtree(made.folder)
+
+
+def test_ranks_that_are_killed_have_handed_their_drives_over(site: Site) -> None:
+    folder = site.folder
+    harness.run(nodes.hands_over_and_dies, WORLD, WORLD, str(folder))
+    shared = folder / "shared" / "run7"
+    until(lambda: is_committed(shared, 1), site.told)
+    assert [data_of(folder / f"drive{node}", 1) for node in (0, 1)] == [{0, 1}, {2, 3}]
+    assert data_of(shared, 1) == {0, 1, 2, 3}
+    results = harness.run(nodes.finds_agents, WORLD, WORLD, str(folder))
+    for result in results:
+        assert result["step"] == 1 and result["whole"] and result["drained"], result
+        assert not result["told"], result["told"]
+        copies = [step["copies"] for step in result["status"]["steps"]]
+        assert copies == [["on_nodes", "committed"]] * 2, result["status"]
+        assert result["status"]["agent"]["job"] == "run7"
+    assert not (folder / "none0").exists() or not list((folder / "none0").glob("step-*"))

@@ -49,6 +49,12 @@ def test_each_node_keeps_its_own_and_brings_it_to_all(tmp_path: Path) -> None:
     assert all(run(nodes.restores_elsewhere, tmp_path, world=2))
 
 
+def test_ranks_that_ask_for_different_kinds_are_told(tmp_path: Path) -> None:
+    run(nodes.saves_and_drains, tmp_path)
+    told = "structure_mismatch: rank 1 restores a folder that it names, rank 0 a step"
+    assert run(nodes.asks_for_another_kind, tmp_path) == [told] * WORLD
+
+
 def test_a_job_that_was_killed_goes_on_from_the_drives(tmp_path: Path) -> None:
     run(nodes.saves_and_drains, tmp_path)
     run(nodes.saves_and_dies, tmp_path)

@@ -60,6 +60,7 @@ def choose(directory: Place, step: object, ranks: Ranks, tiers: Tiers | None = N
     latest = isinstance(step, str) and step == "latest"
     # A folder that is named is that one, wherever it is.
     among = None if isinstance(step, str | os.PathLike) and not latest else tiers
+    _check_kinds(directory, among is None, ranks, tiers)
     lost = None if among is None else _landed(among, None if latest else step, ranks)
     try:
         if among is not None:
@@ -97,6 +98,19 @@ def choose(directory: Place, step: object, ranks: Ranks, tiers: Tiers | None = N
         # What rank 0 chose has been looked at; tiers are in the same places on all ranks.
         return _near(first, among)
     return first if latest is False and first.step is None else Choice(choice.folder, first.step)
+
+
+def _check_kinds(directory: Place, is_folder: bool, ranks: Ranks, tiers: Tiers | None) -> None:
+    """Where those who ask for a step wait for nodes together, all must. A collective call there. Errors:
+    `structure_mismatch`."""
+    if tiers is None or tiers.node is None or ranks.alone:
+        return
+    answers = ranks.exchange({"error": None, "folder": is_folder})
+    other = next((r for r, one in enumerate(answers) if one["folder"] != answers[0]["folder"]), 0)
+    if other:
+        named = 0 if answers[0]["folder"] else other
+        what = f"rank {named} restores a folder that it names, rank {other - named} a step"
+        raise make("structure_mismatch", what, str(directory))
 
 
 def _landed(tiers: Tiers, step: object, ranks: Ranks) -> str | None:

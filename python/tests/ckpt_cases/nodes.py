@@ -115,6 +115,17 @@ def comes_back(rank: int, world: int, folder: str) -> dict[str, Any]:
     }
 
 
+def asks_for_another_kind(rank: int, world: int, folder: str) -> str:
+    """Rank 1 names a folder, the others the newest step."""
+    with made(rank, folder) as checkpoints:
+        step: Any = Path(folder) / "shared" / "step-2" if rank == 1 else "latest"
+        try:
+            checkpoints.restore(state_of(world, 0), step)
+        except forebay.Error as error:
+            return f"{error.code}: {error.what}"
+    return "restored"
+
+
 def restores_elsewhere(rank: int, world: int, folder: str) -> bool:
     """On other ranks, in one place."""
     with forebay.Checkpointer(Path(folder) / "shared") as checkpoints:

@@ -246,7 +246,8 @@ impl Adoption {
             return Err(self.collected(to));
         }
         if to.read::<Begin>(&self.of_mover("begin", mover))?.is_none() {
-            return match self.look(to, false)? {
+            // Tidied up by a mover that saw the commit, or collected.
+            return match self.look(to, to.store.abilities().durable_publish)? {
                 Some(adopted) => Ok(adopted),
                 None => Err(self.collected(to)),
             };

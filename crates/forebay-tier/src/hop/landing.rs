@@ -15,13 +15,15 @@
 //! In a folder the name is only ever used by this start of this machine, whose kernel knows who holds a file's lock,
 //! and frees it when the holder dies. The lock is held until the file has its name or is given up, so nobody writes to
 //! a file that is being published, nor to one that was: that has two names for an instant, and one other afterwards.
-//! What another machine or another start left is removed, as is what was not to be gone on with: where another mover
-//! of the same number lives, where there are no locks, a file gets a name of chance. After a failed `seal` a file is
+//! What another machine or another start left is removed when nothing was written to it for a minute, as is what was
+//! not to be gone on with: where another mover of the same number lives, or there are no locks, a file gets a name of
+//! chance, and both go on: one of the two copies gets its name. After a failed `seal` a file is
 //! removed: the system may have dropped its bytes.
 //!
 //! In a bucket the name is the file's own, and its upload is looked for.
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use forebay_checkpoint::commit::{Adoption, Root};
 use forebay_error::{Code, Error, Result};
@@ -29,6 +31,9 @@ use forebay_store::{DataObject, Expect, Published, random};
 
 /// Most records of an attempt that are looked through.
 const RECORDS_MAX: usize = 1 << 20;
+/// What was written to within that time has a mover that lives, maybe: a limit or a pause holds none up for longer
+/// between two parts, as a rule.
+const ALIVE: Duration = Duration::from_secs(60);
 
 /// See the module.
 pub(super) struct Landing<'a> {
@@ -58,9 +63,14 @@ impl<'a> Landing<'a> {
         let prefix = adoption.own_record("");
         let former = format!("data-{mover}-");
         let again = format!("{former}{}-", start_of_machine());
-        let names = to.store.names(&prefix, RECORDS_MAX)?.into_iter().map(|(name, _)| name);
-        let left = names.filter(|name| name.starts_with(&former) && !name.starts_with(&again));
-        let keys: Vec<String> = left.map(|name| format!("{prefix}{name}")).collect();
+        let listed = to.store.list_here(&prefix, RECORDS_MAX)?.into_iter();
+        let left = listed.filter(|line| {
+            let name = line.key.strip_prefix(&prefix).unwrap_or_default();
+            let is_left = name.starts_with(&former) && !name.starts_with(&again);
+            // Another mover of the number may be at work, say of a command beside the job's.
+            is_left && line.age.0 >= ALIVE
+        });
+        let keys: Vec<String> = left.map(|line| line.key).collect();
         to.store.discard(&keys)?;
         let once = format!("{former}x{:016x}", random());
         let key = adoption.own_record(&format!("{once}-probe"));

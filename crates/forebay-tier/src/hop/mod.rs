@@ -182,15 +182,23 @@ pub fn hop(
         }
     }
     let options = &HopOptions { share, ..options.clone() };
-    let moved = Mover { from, to, options, adoption: &adoption }.run(watch);
-    moved.map_err(|error| match adoption.is_at(&from.root) {
+    let error = match (Mover { from, to, options, adoption: &adoption }).run(watch) {
+        Err(error) if error.code() != Code::Cancelled => error,
+        moved => return moved,
+    };
+    // Whoever was faster has tidied up what this one was at.
+    if let Ok(Some(report)) = there_already(&adoption, to) {
+        tracing::debug!(%error, "another mover has committed the step meanwhile");
+        return Ok(report);
+    }
+    match adoption.is_at(&from.root) {
         Ok(false) => {
             let what = "the step was removed or replaced while it was moved";
             let place = format!("{}/{}", from.root.store.name(), adoption.layout().prefix());
-            Error::new(Code::FileChanged, what).at(place).with_source(error)
+            Err(Error::new(Code::FileChanged, what).at(place).with_source(error))
         }
-        _ => error,
-    })
+        _ => Err(error),
+    }
 }
 
 /// Which files this mover brings; `None` where none of the step's data are on this node.

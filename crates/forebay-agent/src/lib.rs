@@ -21,6 +21,7 @@ mod accept;
 mod agent;
 mod http;
 mod job;
+mod lead;
 mod metrics;
 mod notify;
 mod page;

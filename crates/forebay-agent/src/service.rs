@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::agent::Agent;
 use crate::job::{CONFIGURED, Jobs};
+use crate::lead::Leading;
 use crate::metrics::Counts;
 use crate::notify;
 use crate::settings::Settings;
@@ -44,6 +45,7 @@ impl Work for Runner {
 pub struct Service {
     // Dropped first: no requests to what has stopped.
     agent: Option<Agent>,
+    leading: Option<Leading>,
     trackers: Arc<Trackers>,
     runner: Arc<Runner>,
     counts: Arc<Counts>,
@@ -70,10 +72,13 @@ impl Service {
         // The socket first: where another agent has it, nothing is to move twice.
         let tracker = Arc::clone(&trackers);
         let agent = Agent::start(&settings, Arc::clone(&jobs), Arc::clone(&counts), tracker)?;
-        let runner = Arc::new(Runner::start_for(tiers, Duties::All, reach_of(config))?);
+        let reach = reach_of(config);
+        let runner = Arc::new(Runner::start_for(tiers, Duties::All, reach)?);
+        let leading = (reach == Reach::OwnDrive).then(|| Leading::start(CONFIGURED, &runner));
+        let leading = leading.transpose()?;
         jobs.add(CONFIGURED, Arc::clone(&runner) as Arc<dyn Work>)?;
         let (agent, config) = (Some(agent), config.clone());
-        let service = Self { agent, trackers, runner, counts, config };
+        let service = Self { agent, leading, trackers, runner, counts, config };
         service.trackers.resume(std::mem::take(kept))?;
         Ok(service)
     }
@@ -113,7 +118,7 @@ impl Service {
 
     /// The same; the folders that were handed over.
     fn end(&mut self) -> Folders {
-        self.agent = None;
+        (self.agent, self.leading) = (None, None);
         std::thread::scope(|scope| {
             let trackers = scope.spawn(|| self.trackers.stop());
             self.runner.stop();

@@ -30,6 +30,7 @@ use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use serde_json::{Value, json};
 
 use crate::job::{CONFIGURED, Jobs};
+use crate::lead::Leading;
 use crate::notify;
 use crate::socket::Tracker;
 use crate::socket::message::check_name;
@@ -68,6 +69,8 @@ enum Place {
 }
 
 struct Tracked {
+    /// Of a drive of a node. Ends before the runner does.
+    leading: Option<Leading>,
     runner: Arc<Runner>,
     folder: OwnedFd,
     /// Device and inode of the folder.
@@ -159,8 +162,12 @@ impl Trackers {
             for (name, place) in all {
                 let Place::Moved(tracked) = place else { continue };
                 self.jobs.remove(&name);
-                scope.spawn(move || tracked.runner.stop());
-                folders.push((name, tracked.folder));
+                let Tracked { leading, runner, folder, .. } = tracked;
+                scope.spawn(move || {
+                    drop(leading);
+                    runner.stop();
+                });
+                folders.push((name, folder));
             }
         });
         folders
@@ -202,7 +209,8 @@ impl Trackers {
         }
         let tiers = self.tiers.beside(&config, vec![store])?;
         let runner = Arc::new(Runner::start_for(tiers, Duties::All, reach)?);
-        Ok(Tracked { runner, folder, id, places })
+        let leading = (reach == Reach::OwnDrive).then(|| Leading::start(job, &runner));
+        Ok(Tracked { leading: leading.transpose()?, runner, folder, id, places })
     }
 }
 
@@ -261,6 +269,7 @@ impl Trackers {
             notify::forget(job);
             tracked
         };
+        drop(tracked.leading);
         tracked.runner.stop();
         self.lock().tracked.remove(job);
         Ok(())

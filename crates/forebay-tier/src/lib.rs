@@ -9,6 +9,7 @@
 //! - [`nearest`]: from which tier to restore: the nearest copy that verifies.
 //! - [`audit_log`]: who moved or removed what, in a chain of hashes.
 //! - [`copies`]: copies of what is on a node's drive on those of others.
+//! - [`lead`]: which of several runners of a job moves what is beyond the drives of its nodes.
 //! - [`runner`]: the threads that do all that, in a training process or in the agent.
 //! - [`status`]: what is seen of all that.
 //!
@@ -18,6 +19,7 @@ pub mod audit_log;
 pub mod config;
 pub mod copies;
 pub mod hop;
+pub mod lead;
 pub mod limits;
 pub mod nearest;
 pub mod policy;

@@ -127,6 +127,11 @@ impl Tiers {
         self.found(tier)?.ok_or_else(none)
     }
 
+    /// Host and process, for people.
+    pub fn who(&self) -> &str {
+        &self.who
+    }
+
     /// What it was configured with.
     pub fn config(&self) -> &Config {
         &self.config

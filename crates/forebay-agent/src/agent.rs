@@ -9,6 +9,7 @@ use forebay_error::{Error, Result};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::watch;
 
+use crate::copies::Copies;
 use crate::http::{Files, Http};
 use crate::job::{Jobs, SAMPLE_EVERY};
 use crate::metrics::Counts;
@@ -47,6 +48,7 @@ impl Agent {
         jobs: Arc<Jobs>,
         counts: Arc<Counts>,
         tracker: Arc<dyn Tracker>,
+        copies: &Arc<Copies>,
     ) -> Result<Self> {
         let files = Files::new(settings.clone());
         let checked = settings.check_http()?;
@@ -69,8 +71,9 @@ impl Agent {
         }
         if let Some(checked) = checked {
             let tls = checked.tls.is_some();
-            let http = Http::bind(checked, files, Arc::clone(&jobs), counts)?;
+            let http = Http::bind(checked, files, Arc::clone(&jobs), counts, Arc::clone(copies))?;
             let address = http.address()?;
+            copies.listens_at(address, tls);
             tracing::info!(%address, tls, "listening");
             agent.http = Some(address);
             runtime.spawn(told(http.serve(ended)));

@@ -10,6 +10,7 @@
 //! | `agent`, `settings`, `accept` | what listens, and what is refused before it does |
 //! | `work`, `job` | a job's tiers as the doors see them; what is remembered of them |
 //! | `track` | folders that clients hand over |
+//! | `copies` | copies of what is on this node's drives, on others |
 //! | `socket` | local processes |
 //! | `http`, `session`, `secret` | everybody else, and what they may |
 //! | `page`, `metrics`, [`trace`], [`words`] | what is shown |
@@ -19,6 +20,7 @@
 
 mod accept;
 mod agent;
+mod copies;
 mod http;
 mod job;
 mod lead;

@@ -14,6 +14,8 @@ use subtle::ConstantTimeEq;
 const TOKEN_BYTES_MIN: usize = 16;
 /// And the longest.
 const TOKEN_BYTES_MAX: usize = 1024;
+/// What errors call the token of agents.
+pub(crate) const PEER_TOKEN: &str = "the token of agents (agent.peer_token_file)";
 /// Keys and chains of certificates are a few KiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -27,23 +29,7 @@ impl Secret {
     /// Errors: those of [`read_private`]; `usage` for a token that is short, long, or has characters that a header
     /// cannot have.
     pub(crate) fn read(path: &Path, what: &str) -> Result<Self> {
-        let bytes = read_private(path, what)?;
-        let token = bytes.trim_ascii();
-        let wrong = if token.len() < TOKEN_BYTES_MIN {
-            Some(format!("{what} has {} characters, at least {TOKEN_BYTES_MIN}", token.len()))
-        } else if token.len() > TOKEN_BYTES_MAX {
-            Some(format!("{what} has {} characters, at most {TOKEN_BYTES_MAX}", token.len()))
-        } else if !token.iter().all(u8::is_ascii_graphic) {
-            Some(format!("{what} has characters that are not visible ASCII"))
-        } else {
-            None
-        };
-        match wrong {
-            None => Ok(Self::of(token)),
-            Some(wrong) => Err(Error::new(Code::Usage, wrong)
-                .at(path.display())
-                .hint("make one with: openssl rand -hex 32 > FILE; chmod 600 FILE")),
-        }
+        read_token(path, what).map(|token| Self::of(token.as_bytes()))
     }
 
     fn of(token: &[u8]) -> Self {
@@ -58,6 +44,27 @@ impl Secret {
     /// Whether both are one token.
     pub(crate) fn same(&self, other: &Self) -> bool {
         bool::from(self.0.ct_eq(&other.0))
+    }
+}
+
+/// A token itself, for who shows it to others. Errors: those of [`Secret::read`].
+pub(crate) fn read_token(path: &Path, what: &str) -> Result<String> {
+    let bytes = read_private(path, what)?;
+    let token = bytes.trim_ascii();
+    let wrong = if token.len() < TOKEN_BYTES_MIN {
+        Some(format!("{what} has {} characters, at least {TOKEN_BYTES_MIN}", token.len()))
+    } else if token.len() > TOKEN_BYTES_MAX {
+        Some(format!("{what} has {} characters, at most {TOKEN_BYTES_MAX}", token.len()))
+    } else if !token.iter().all(u8::is_ascii_graphic) {
+        Some(format!("{what} has characters that are not visible ASCII"))
+    } else {
+        None
+    };
+    match wrong {
+        None => Ok(String::from_utf8_lossy(token).into_owned()),
+        Some(wrong) => Err(Error::new(Code::Usage, wrong)
+            .at(path.display())
+            .hint("make one with: openssl rand -hex 32 > FILE; chmod 600 FILE")),
     }
 }
 

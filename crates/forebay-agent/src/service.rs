@@ -11,6 +11,7 @@ use forebay_tier::status::Status;
 use serde_json::Value;
 
 use crate::agent::Agent;
+use crate::copies::{Copies, CopySettings, PeerSettings};
 use crate::job::{CONFIGURED, Jobs};
 use crate::lead::Leading;
 use crate::metrics::Counts;
@@ -48,6 +49,7 @@ pub struct Service {
     leading: Option<Leading>,
     trackers: Arc<Trackers>,
     runner: Arc<Runner>,
+    copies: Arc<Copies>,
     counts: Arc<Counts>,
     config: Config,
 }
@@ -68,17 +70,20 @@ impl Service {
         settings.check_http()?;
         let tiers = Tiers::open(config)?;
         let jobs = Arc::new(Jobs::default());
-        let trackers = Arc::new(Trackers::new(Arc::clone(&tiers), Arc::clone(&jobs)));
+        let copies = Arc::new(Copies::new(settings.copies.clone()));
+        let trackers = Trackers::new(Arc::clone(&tiers), Arc::clone(&jobs));
+        let trackers = Arc::new(trackers.with_copies(Arc::clone(&copies)));
         // The socket first: where another agent has it, nothing is to move twice.
         let tracker = Arc::clone(&trackers);
-        let agent = Agent::start(&settings, Arc::clone(&jobs), Arc::clone(&counts), tracker)?;
+        let (all, count) = (Arc::clone(&jobs), Arc::clone(&counts));
+        let agent = Agent::start(&settings, all, count, tracker, &copies)?;
         let reach = reach_of(config);
         let runner = Arc::new(Runner::start_for(tiers, Duties::All, reach)?);
         let leading = (reach == Reach::OwnDrive).then(|| Leading::start(CONFIGURED, &runner));
         let leading = leading.transpose()?;
-        jobs.add(CONFIGURED, Arc::clone(&runner) as Arc<dyn Work>)?;
+        jobs.add(CONFIGURED, copies.add(CONFIGURED, &runner)?)?;
         let (agent, config) = (Some(agent), config.clone());
-        let service = Self { agent, leading, trackers, runner, counts, config };
+        let service = Self { agent, leading, trackers, runner, copies, counts, config };
         service.trackers.resume(std::mem::take(kept))?;
         Ok(service)
     }
@@ -121,6 +126,7 @@ impl Service {
         (self.agent, self.leading) = (None, None);
         std::thread::scope(|scope| {
             let trackers = scope.spawn(|| self.trackers.stop());
+            self.copies.remove(CONFIGURED);
             self.runner.stop();
             trackers.join().unwrap_or_default()
         })
@@ -159,7 +165,24 @@ fn settings(config: &Config) -> Result<Settings> {
         action_token_file: agent.action_token_file.clone(),
         tls_certificate: agent.tls_certificate.clone(),
         tls_key: agent.tls_key.clone(),
+        copies: copies(config),
     })
+}
+
+/// What it says about copies on other nodes.
+fn copies(config: &Config) -> CopySettings {
+    let (agent, first) = (&config.agent, config.tiers.first());
+    let peer = agent.peer_token_file.clone().map(|token_file| PeerSettings {
+        token_file,
+        url: agent.peer_url.clone(),
+        ca_file: agent.peer_ca_file.clone(),
+    });
+    CopySettings {
+        copies: first.map_or(0, |tier| usize::try_from(tier.copies).unwrap_or_default()),
+        jump: first.map_or(1, |tier| tier.copies_jump),
+        gone: first.map_or(CopySettings::default().gone, |tier| tier.copies_gone),
+        peer,
+    }
 }
 
 /// `HOST:PORT`, or `:PORT` on loopback.

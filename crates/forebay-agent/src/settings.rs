@@ -9,7 +9,8 @@ use rustls::ServerConfig;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::secret::{Secret, read_private, read_public};
+use crate::copies::{CopySettings, PeerSettings};
+use crate::secret::{PEER_TOKEN, Secret, read_private, read_public};
 
 /// As configured.
 #[derive(Clone, Debug, Default)]
@@ -28,6 +29,8 @@ pub(crate) struct Settings {
     pub(crate) tls_certificate: Option<PathBuf>,
     /// PEM: its private key.
     pub(crate) tls_key: Option<PathBuf>,
+    /// Copies on other nodes.
+    pub(crate) copies: CopySettings,
 }
 
 /// What holds for an HTTP listener.
@@ -35,6 +38,8 @@ pub(crate) struct Checked {
     pub(crate) listen: SocketAddr,
     pub(crate) read: Option<Secret>,
     pub(crate) act: Option<Secret>,
+    /// Other agents'.
+    pub(crate) peer: Option<Secret>,
     pub(crate) tls: Option<Arc<ServerConfig>>,
 }
 
@@ -45,6 +50,7 @@ impl Settings {
     /// Errors: `usage` for an address beyond this machine without TLS or token, half a pair of certificate and key, a
     /// token for both uses; those of files.
     pub(crate) fn check_http(&self) -> Result<Option<Checked>> {
+        self.check_copies()?;
         let Some(listen) = self.listen else { return Ok(None) };
         let read = |path: &Option<PathBuf>, what| {
             path.as_deref().map(|path| Secret::read(path, what)).transpose()
@@ -53,6 +59,8 @@ impl Settings {
             read(&self.token_file, "the token (agent.token_file)")?,
             read(&self.action_token_file, "the token for actions (agent.action_token_file)")?,
         );
+        let peer_file = self.copies.peer.as_ref().map(|peer| peer.token_file.clone());
+        let peer = read(&peer_file, PEER_TOKEN)?;
         let tls = self.tls()?;
         if !is_loopback(listen.ip()) {
             let missing = match (&tls, &reading) {
@@ -67,14 +75,22 @@ impl Settings {
                 return Err(Error::new(Code::Usage, what).at("agent.listen").hint(hint));
             }
         }
-        if let (Some(reading), Some(acting)) = (&reading, &acting)
-            && reading.same(acting)
-        {
-            let what = "the tokens for reading and for actions are the same";
-            let hint = "whoever may look could then remove; give actions a token of their own";
-            return Err(Error::new(Code::Usage, what).at("agent.action_token_file").hint(hint));
+        check_tokens(reading.as_ref(), acting.as_ref(), peer.as_ref())?;
+        Ok(Some(Checked { listen, read: reading, act: acting, peer, tls }))
+    }
+
+    /// Copies come and go by HTTP. Errors: `usage` where something is missing for that; those of the file of
+    /// certificates.
+    fn check_copies(&self) -> Result<()> {
+        let missing = match (&self.copies.peer, self.listen) {
+            (None, _) if self.copies.copies > 0 => "agent.peer_token_file, the same on all nodes",
+            (Some(_), None) => "agent.listen, where other agents reach this one",
+            _ => "",
+        };
+        if !missing.is_empty() {
+            return Err(Error::new(Code::Usage, format!("copies on other nodes need {missing}")));
         }
-        Ok(Some(Checked { listen, read: reading, act: acting, tls }))
+        self.copies.peer.as_ref().map_or(Ok(()), PeerSettings::check)
     }
 
     fn tls(&self) -> Result<Option<Arc<ServerConfig>>> {
@@ -108,6 +124,28 @@ impl Settings {
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Some(Arc::new(config)))
     }
+}
+
+/// Each opens what the others must not. Errors: `usage` for two that are the same.
+fn check_tokens(
+    reading: Option<&Secret>,
+    acting: Option<&Secret>,
+    peer: Option<&Secret>,
+) -> Result<()> {
+    let same = |one: Option<&Secret>, two: Option<&Secret>| {
+        one.zip(two).is_some_and(|(one, two)| one.same(two))
+    };
+    if same(reading, acting) {
+        let what = "the tokens for reading and for actions are the same";
+        let hint = "whoever may look could then remove; give actions a token of their own";
+        return Err(Error::new(Code::Usage, what).at("agent.action_token_file").hint(hint));
+    }
+    if same(reading, peer) || same(acting, peer) {
+        let what = "the token of agents and another one are the same";
+        let hint = "give agents a token of their own: it is on every node";
+        return Err(Error::new(Code::Usage, what).at("agent.peer_token_file").hint(hint));
+    }
+    Ok(())
 }
 
 fn is_loopback(address: IpAddr) -> bool {
@@ -157,6 +195,45 @@ mod tests {
             at(near).check_http().unwrap().unwrap();
         }
         assert!(Settings::default().check_http().unwrap().is_none());
+    }
+
+    #[test]
+    fn copies_need_a_token_of_their_own_and_a_door() {
+        let folder = tempfile::tempdir().unwrap();
+        let token = private(folder.path(), "token", "0123456789abcdef0123456789abcdef");
+        let peer_token = private(folder.path(), "peer", "0123456789abcdef-of-agents");
+        let listen = Some("127.0.0.1:1".parse().unwrap());
+        let peer = |token_file: &PathBuf, url: Option<&str>| PeerSettings {
+            token_file: token_file.clone(),
+            url: url.map(str::to_owned),
+            ca_file: None,
+        };
+        let of = |listen, copies, peer| Settings {
+            listen,
+            token_file: Some(token.clone()),
+            copies: CopySettings { copies, peer, ..CopySettings::default() },
+            ..Settings::default()
+        };
+        let good = of(listen, 1, Some(peer(&peer_token, None))).check_http().unwrap().unwrap();
+        assert!(good.peer.unwrap().is(b"0123456789abcdef-of-agents"));
+        let refused = |settings: Settings, text: &str| {
+            let error = settings.check_http().err().unwrap();
+            assert_eq!(error.code(), Code::Usage, "{error}");
+            assert!(error.render().contains(text), "{}", error.render());
+        };
+        refused(of(listen, 1, None), "peer_token_file");
+        refused(of(None, 1, Some(peer(&peer_token, None))), "agent.listen");
+        refused(of(listen, 1, Some(peer(&token, None))), "are the same");
+        for url in ["http://node-7:9464", "node-7", "https://node-7/x", "https://a:b@node-7"] {
+            refused(of(listen, 0, Some(peer(&peer_token, Some(url)))), "agent.peer_url");
+        }
+        of(listen, 0, Some(peer(&peer_token, Some("https://node-7:9464")))).check_http().unwrap();
+        let no_ca = PeerSettings { ca_file: Some(token.clone()), ..peer(&peer_token, None) };
+        refused(of(listen, 0, Some(no_ca)), "no certificates");
+        let open = private(folder.path(), "open", "0123456789abcdef-of-agents");
+        std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let error = of(listen, 0, Some(peer(&open, None))).check_http().err().unwrap();
+        assert_eq!(error.code(), Code::PermissionDenied);
     }
 
     #[test]

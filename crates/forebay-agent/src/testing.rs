@@ -3,7 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use forebay_error::Result;
-use forebay_tier::status::{CopyState, Health, Status, StepStatus, TierStatus, Transfer, Trouble};
+use forebay_tier::status::{
+    CopiesStatus, CopyNode, CopyState, CopyStep, Health, Status, StepStatus, TierStatus, Transfer,
+    Trouble,
+};
 use serde_json::{Value, json};
 
 use crate::work::Work;
@@ -100,5 +103,33 @@ pub(crate) fn busy() -> Status {
             what: format!("the bucket said 503 SlowDown {HOSTILE}"),
             again_seconds: Some(8.0),
         }],
+        copies: Some(copies()),
+    }
+}
+
+/// Copies on another node.
+fn copies() -> CopiesStatus {
+    CopiesStatus {
+        drive: "00000000000000aa".to_owned(),
+        wanted: 1,
+        steps: vec![CopyStep {
+            step: 300,
+            files: 2,
+            bytes: 16_000_000_000,
+            on: vec![HOSTILE.to_owned()],
+        }],
+        nodes: vec![CopyNode {
+            host: HOSTILE.to_owned(),
+            drive: "00000000000000bb".to_owned(),
+            url: HOSTILE.to_owned(),
+            is_alive: true,
+            error: Some(format!("there is no room for a copy {HOSTILE}")),
+        }],
+        held_files: 3,
+        held_bytes: 24_000_000_000,
+        sent_bytes: 16_000_000_000,
+        received_bytes: 24_000_000_000,
+        failures: 2,
+        error: Some(HOSTILE.to_owned()),
     }
 }

@@ -29,12 +29,12 @@ use forebay_tier::runner::{Duties, Reach, Runner, Tiers};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use serde_json::{Value, json};
 
+use crate::copies::Copies;
 use crate::job::{CONFIGURED, Jobs};
 use crate::lead::Leading;
 use crate::notify;
 use crate::socket::Tracker;
 use crate::socket::message::check_name;
-use crate::work::Work;
 
 /// Between the first two tries to take up what was kept; it doubles.
 const RETRY: Duration = Duration::from_secs(30);
@@ -52,6 +52,7 @@ pub(crate) struct Trackers {
     state: Mutex<State>,
     stopping: Condvar,
     retrying: Mutex<Option<JoinHandle<Folders>>>,
+    copies: Arc<Copies>,
 }
 
 #[derive(Default)]
@@ -81,7 +82,13 @@ struct Tracked {
 impl Trackers {
     pub(crate) fn new(tiers: Arc<Tiers>, jobs: Arc<Jobs>) -> Self {
         let (state, retrying) = (Mutex::default(), Mutex::default());
-        Self { tiers, jobs, state, stopping: Condvar::new(), retrying }
+        let copies = Arc::default();
+        Self { tiers, jobs, state, stopping: Condvar::new(), retrying, copies }
+    }
+
+    /// What is on drives of nodes is copied by these.
+    pub(crate) fn with_copies(self, copies: Arc<Copies>) -> Self {
+        Self { copies, ..self }
     }
 
     /// Goes on with the folders of an agent before, which the service manager has kept. Errors: no thread to try again
@@ -163,9 +170,13 @@ impl Trackers {
                 let Place::Moved(tracked) = place else { continue };
                 self.jobs.remove(&name);
                 let Tracked { leading, runner, folder, .. } = tracked;
-                scope.spawn(move || {
-                    drop(leading);
-                    runner.stop();
+                scope.spawn({
+                    let name = name.clone();
+                    move || {
+                        drop(leading);
+                        self.copies.remove(&name);
+                        runner.stop();
+                    }
                 });
                 folders.push((name, folder));
             }
@@ -243,7 +254,8 @@ impl Trackers {
         }
         let started = self.start(job, folder, id)?;
         // Where it finds no room it is stopped by its drop.
-        self.jobs.add(job, Arc::clone(&started.runner) as Arc<dyn Work>)?;
+        let work = self.copies.add(job, &started.runner)?;
+        self.jobs.add(job, work).inspect_err(|_| self.copies.remove(job))?;
         let places = started.places.clone();
         if keep {
             notify::keep(job, started.folder.as_fd());
@@ -270,6 +282,7 @@ impl Trackers {
             tracked
         };
         drop(tracked.leading);
+        self.copies.leave(job);
         tracked.runner.stop();
         self.lock().tracked.remove(job);
         Ok(())

@@ -1,5 +1,7 @@
 //! Sizes, rates and times as people read them.
 
+use forebay_tier::status::CopiesStatus;
+
 /// `1.6 TB`: three digits, decimal units, as drives and networks are sold.
 pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KB", "MB", "GB", "TB", "PB", "EB"];
@@ -49,6 +51,32 @@ pub fn count(number: u64, one: &str) -> String {
         1 => format!("1 {one}"),
         _ => format!("{number} {one}s"),
     }
+}
+
+/// What there is to say of copies on other nodes, in lines.
+pub fn copies(copies: &CopiesStatus) -> Vec<String> {
+    let wanted = match copies.wanted {
+        0 => "This node's files are not copied to others".to_owned(),
+        1 => "Each file is to be on 1 other node".to_owned(),
+        wanted => format!("Each file is to be on {wanted} other nodes"),
+    };
+    let files = count(copies.held_files, "file");
+    let verb = if copies.held_files == 1 { "is" } else { "are" };
+    let held = format!("{files} of other nodes {verb} here ({})", bytes(copies.held_bytes));
+    let failed = match copies.failures {
+        0 => String::new(),
+        failures => format!("; {failures} tries failed"),
+    };
+    let mut lines = vec![format!("{wanted}; {held}{failed}")];
+    lines.extend(copies.steps.iter().rev().map(|step| {
+        let on = match step.on.as_slice() {
+            [] => "on no other node yet".to_owned(),
+            on => format!("on {}", on.join(", ")),
+        };
+        format!("step {} ({}): {on}", step.step, bytes(step.bytes))
+    }));
+    lines.extend(copies.error.iter().map(|error| format!("this drive: {error}")));
+    lines
 }
 
 #[cfg(test)]

@@ -20,6 +20,9 @@ pub struct Status {
     pub waiting: u64,
     /// The last errors, the newest last; at most [`ERRORS_MAX`].
     pub errors: Vec<Trouble>,
+    /// Copies of what is on this node's drive, where agents make some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copies: Option<CopiesStatus>,
 }
 
 /// Errors that are kept to be shown.
@@ -116,8 +119,63 @@ pub enum CopyState {
     Committed,
     /// On the drives of its nodes, this node's part here: it is restored once they have brought it to the next tier.
     OnNodes,
+    /// The same, and this node's part of it is on the drives of as many other nodes as it is to be.
+    Copied,
     /// Another commit of the same step is there.
     Other,
+}
+
+/// Copies of what is on the drive of a node, on those of others.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CopiesStatus {
+    /// The name of this node's drive.
+    pub drive: String,
+    /// How many copies there are to be of each of its files.
+    pub wanted: u64,
+    /// Steps that are in no one place yet, and of which this node has files.
+    pub steps: Vec<CopyStep>,
+    /// The other nodes whose drives are known.
+    pub nodes: Vec<CopyNode>,
+    /// Files of other nodes that are copied here.
+    pub held_files: u64,
+    /// Their bytes.
+    pub held_bytes: u64,
+    /// Bytes of copies sent since the start.
+    pub sent_bytes: u64,
+    /// Bytes of copies taken since the start.
+    pub received_bytes: u64,
+    /// Copies that failed and are tried again, since the start.
+    pub failures: u64,
+    /// What is wrong with this drive itself, in a line.
+    pub error: Option<String>,
+}
+
+/// A step that is to be copied.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CopyStep {
+    /// Which.
+    pub step: u64,
+    /// Files of this node's own.
+    pub files: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Hosts whose drives have all of them.
+    pub on: Vec<String>,
+}
+
+/// Another node whose drive is known.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CopyNode {
+    /// The machine.
+    pub host: String,
+    /// The name of its drive.
+    pub drive: String,
+    /// Where its agent is reached.
+    pub url: String,
+    /// Whether it was heard of in the last two minutes.
+    pub is_alive: bool,
+    /// What went wrong last with it, in a line.
+    pub error: Option<String>,
 }
 
 /// A step under way.

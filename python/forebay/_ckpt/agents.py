@@ -46,7 +46,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _UNDER_WAY = ("waiting", "moving", "partial")
 
 #: And of one on the first tier that is whole there, or on the drives of its nodes.
-_SAVED = ("committed", "on_nodes")
+_SAVED = ("committed", "on_nodes", "copied")
 
 #: Where an agent listens that is a service, unless it is told otherwise.
 _SERVICE_SOCKET = "/run/forebay/agent.sock"

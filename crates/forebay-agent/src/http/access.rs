@@ -5,6 +5,7 @@
 //! | nobody in particular, no token for reading configured (loopback only) | yes | no |
 //! | `Authorization: Bearer` with the token for reading | yes | no |
 //! | `Authorization: Bearer` with the token for actions | yes | yes |
+//! | `Authorization: Bearer` with the token of agents | what is copied between them, and nothing else | |
 //! | the cookie of a session | yes | by forms of the page, with TLS, if the session began with the token for actions |
 //!
 //! A browser sends the cookies of a host to every port of it, so without TLS the server that another user of the
@@ -34,6 +35,7 @@ pub(super) struct Access {
 struct Tokens {
     read: Option<Secret>,
     act: Option<Secret>,
+    peer: Option<Secret>,
 }
 
 /// What a request may.
@@ -50,7 +52,18 @@ pub(super) struct Rights {
 
 impl Access {
     pub(super) fn new(read: Option<Secret>, act: Option<Secret>, is_tls: bool) -> Self {
-        Self { tokens: RwLock::new(Tokens { read, act }), is_tls }
+        Self { tokens: RwLock::new(Tokens { read, act, peer: None }), is_tls }
+    }
+
+    /// Another token of agents, from now on.
+    pub(super) fn set_peer(&self, peer: Option<Secret>) {
+        self.tokens.write().unwrap_or_else(PoisonError::into_inner).peer = peer;
+    }
+
+    /// Whether a request is another agent's. No other token makes it one, and this one opens nothing else.
+    pub(super) fn is_peer(&self, head: &HeaderMap) -> bool {
+        let peer = self.tokens().peer;
+        peer.is_some_and(|peer| bearer(head).is_some_and(|guess| peer.is(guess)))
     }
 
     /// Other tokens, from now on; whether they are others.
@@ -62,7 +75,7 @@ impl Access {
             _ => false,
         };
         let is_new = !same(&tokens.read, &read) || !same(&tokens.act, &act);
-        *tokens = Tokens { read, act };
+        (tokens.read, tokens.act) = (read, act);
         is_new
     }
 

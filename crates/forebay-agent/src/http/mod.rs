@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`access`] | who may read, who may act |
 //! | [`route`] | from a request to an answer |
+//! | [`copies`] | what other agents ask |
 //! | [`act`] | actions, of the API and of forms |
 //! | [`pool`] | threads for them, bounded |
 //! | [`peers`] | connections by address, bounded |
@@ -15,12 +16,14 @@
 //! A connection costs a task and at most 32 KiB of head and 64 KiB of body; there are at most [`CONNECTIONS_MAX`], and
 //! one that is slow with its handshake, its head or its body, or with taking an answer, is closed. What may block
 //! (files and networks of the tiers) runs on a few threads of the runtime's own pool, and actions, which may take
-//! hours, on those of [`pool`]. No header allows other sites anything.
+//! hours, on those of [`pool`]. A copy that comes has bounds of its own ([`copies`]). No header allows other sites
+//! anything.
 
 mod access;
 mod act;
 mod answer;
 mod body;
+mod copies;
 mod form;
 mod peers;
 mod pool;
@@ -30,7 +33,7 @@ mod route;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_error::{Error, Result};
@@ -39,11 +42,12 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 use crate::accept::accept;
+use crate::copies::Copies;
 use crate::job::Jobs;
 use crate::metrics::Counts;
 use crate::session::Sessions;
@@ -76,6 +80,9 @@ pub(crate) struct Site {
     access: Access,
     sessions: Sessions,
     pool: Pool,
+    copies: Arc<Copies>,
+    /// Places for files that come.
+    taking: Arc<Semaphore>,
 }
 
 /// A listener that is bound; [`serve`](Self::serve) answers.
@@ -94,13 +101,16 @@ impl Http {
         files: Files,
         jobs: Arc<Jobs>,
         counts: Arc<Counts>,
+        copies: Arc<Copies>,
     ) -> Result<Self> {
         let failed = |error| Error::io("cannot listen", error).at(checked.listen);
         let listener = std::net::TcpListener::bind(checked.listen).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let access = Access::new(checked.read, checked.act, checked.tls.is_some());
+        access.set_peer(checked.peer);
         let (sessions, pool) = (Sessions::default(), Pool::default());
-        let site = Arc::new(Site { jobs, counts, access, sessions, pool });
+        let taking = Arc::new(Semaphore::new(copies::TAKEN_AT_ONCE));
+        let site = Arc::new(Site { jobs, counts, access, sessions, pool, copies, taking });
         Ok(Self { listener, tls: checked.tls.map(|tls| Arc::new(Tls::new(tls))), site, files })
     }
 
@@ -129,7 +139,12 @@ impl Http {
             tokio::spawn(async move {
                 let _places = (place, seat);
                 site.counts.http_connections.fetch_add(1, Ordering::Relaxed);
-                let _ = timeout(CONNECTION_TIME, connection(&site, tls, stream, peer, end)).await;
+                let busy = AtomicBool::new(false);
+                let mut talk = std::pin::pin!(connection(&site, tls, stream, peer, end, &busy));
+                // Who sends a file has the time that it takes, as long as it comes.
+                while timeout(CONNECTION_TIME, talk.as_mut()).await.is_err()
+                    && busy.load(Ordering::Relaxed)
+                {}
                 site.counts.http_connections.fetch_sub(1, Ordering::Relaxed);
             });
             Ok(())
@@ -145,23 +160,29 @@ async fn connection(
     stream: TcpStream,
     peer: IpAddr,
     end: watch::Receiver<bool>,
+    busy: &AtomicBool,
 ) {
     let _ = stream.set_nodelay(true);
-    let Some(tls) = tls else { return talk(site, stream, peer, end).await };
+    let Some(tls) = tls else { return talk(site, stream, peer, end, busy).await };
     match timeout(HANDSHAKE_TIME, tls.accept(stream)).await {
-        Ok(Ok(stream)) => talk(site, stream, peer, end).await,
+        Ok(Ok(stream)) => talk(site, stream, peer, end, busy).await,
         Ok(Err(error)) => tracing::debug!(%error, "no TLS"),
         Err(_) => tracing::debug!("no TLS in time"),
     }
 }
 
-async fn talk<S>(site: &Arc<Site>, stream: S, peer: IpAddr, mut end: watch::Receiver<bool>)
-where
+async fn talk<S>(
+    site: &Arc<Site>,
+    stream: S,
+    peer: IpAddr,
+    mut end: watch::Receiver<bool>,
+    busy: &AtomicBool,
+) where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let service = service_fn(|request| {
         let site = Arc::clone(site);
-        async move { Ok::<_, Infallible>(route::answer(&site, peer, request).await) }
+        async move { Ok::<_, Infallible>(route::answer(&site, peer, busy, request).await) }
     });
     let talk = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -67,6 +67,7 @@ fn stamps(settings: &Settings) -> Vec<Stamp> {
         &settings.action_token_file,
         &settings.tls_certificate,
         &settings.tls_key,
+        &settings.copies.peer.as_ref().map(|peer| peer.token_file.clone()),
     ];
     let stamp = |path: &Option<std::path::PathBuf>| {
         let about = std::fs::metadata(path.as_deref()?).ok()?;
@@ -99,6 +100,7 @@ pub(super) async fn watch(
                 if let (Some(tls), Some(config)) = (&tls, checked.tls) {
                     tls.renew(config);
                 }
+                site.access.set_peer(checked.peer);
                 if site.access.renew(checked.read, checked.act) {
                     // Who had them may not be who has the new ones.
                     site.sessions.end_all();

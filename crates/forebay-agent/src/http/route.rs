@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
@@ -13,20 +14,28 @@ use tokio::time::timeout;
 use super::access::Rights;
 use super::answer::{self, Answer};
 use super::body::{form_of, is_same_site};
-use super::{Site, act, form};
+use super::{Site, act, copies, form};
 use crate::session::Visitor;
 use crate::{metrics, page};
 
 /// For what a page is made of.
 const WORK_TIME: Duration = Duration::from_secs(20);
 /// Before a wrong token is answered: guesses are slow, and each holds one of the connections.
-const WRONG_TIME: Duration = Duration::from_millis(300);
+pub(super) const WRONG_TIME: Duration = Duration::from_millis(300);
 
 /// Answers, and counts it.
-pub(super) async fn answer(site: &Arc<Site>, peer: IpAddr, request: Request<Incoming>) -> Answer {
+pub(super) async fn answer(
+    site: &Arc<Site>,
+    peer: IpAddr,
+    busy: &AtomicBool,
+    request: Request<Incoming>,
+) -> Answer {
     let route = route_of(request.uri().path());
     let head_only = request.method() == Method::HEAD;
-    let mut answer = routed(site, route, peer, request).await;
+    let mut answer = match route {
+        copies::PATH => copies::answer(site, busy, request).await,
+        _ => routed(site, route, peer, request).await,
+    };
     if head_only {
         *answer.body_mut() = Bytes::new().into();
     }
@@ -53,6 +62,9 @@ fn route_of(path: &str) -> &'static str {
         "/api/v1/status",
         "/api/v1/actions",
     ];
+    if path.starts_with(copies::PATH) {
+        return copies::PATH;
+    }
     ROUTES.iter().find(|route| **route == path).copied().unwrap_or("other")
 }
 
@@ -194,7 +206,9 @@ async fn status(site: &Arc<Site>, request: &Request<Incoming>) -> Answer {
 }
 
 /// Runs what may block. Errors: its own; `timeout` where it goes on longer than [`WORK_TIME`].
-async fn work<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(super) async fn work<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     match timeout(WORK_TIME, tokio::task::spawn_blocking(work)).await {
         Ok(Ok(done)) => done,
         Ok(Err(error)) => {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
-use forebay_tier::status::{CopyState, Health, Status, TierStatus};
+use forebay_tier::status::{CopiesStatus, CopyState, CopyStep, Health, Status, TierStatus};
 
 use super::{Counts, Family, From, Kind, Samples};
 use crate::job::Job;
@@ -67,7 +67,8 @@ fn limits(status: &Status, _: &Job, to: &mut Samples<'_>) {
 fn newest(status: &Status, to: &mut Samples<'_>, of: fn(u64, f64) -> f64) {
     for (number, tier) in status.tiers.iter().enumerate() {
         let newest = status.steps.iter().rev();
-        let has = |copy: &CopyState| matches!(copy, CopyState::Committed | CopyState::OnNodes);
+        use CopyState::{Committed, Copied, OnNodes};
+        let has = |copy: &CopyState| matches!(copy, Committed | OnNodes | Copied);
         let newest = newest.filter(|step| step.copies.get(number).is_some_and(has));
         if let Some(step) = newest.into_iter().next() {
             to.add(&[&tier.name], of(step.step, step.age_seconds));
@@ -90,6 +91,13 @@ fn transfers(status: &Status, _: &Job, to: &mut Samples<'_>) {
 fn left(status: &Status, _: &Job, to: &mut Samples<'_>) {
     let left = |t: &forebay_tier::status::Transfer| t.total_bytes.saturating_sub(t.done_bytes);
     to.add(&[], status.transfers.iter().map(|transfer| left(transfer) as f64).sum());
+}
+
+/// A number of copies on other nodes, where there are to be any.
+fn copies(status: &Status, to: &mut Samples<'_>, of: fn(&CopiesStatus) -> u64) {
+    if let Some(copies) = &status.copies {
+        to.add(&[], of(copies) as f64);
+    }
 }
 
 use Kind::{Counter, Gauge};
@@ -195,6 +203,53 @@ pub(crate) const FAMILIES: &[Family] = &[
         &[],
         "Bytes that the transfers under way have left",
         left,
+    ),
+    job(
+        "forebay_copies_wanted",
+        Gauge,
+        &[],
+        "Copies that each file of this node's drive is to have on others",
+        |s, _, to| copies(s, to, |copies| copies.wanted),
+    ),
+    job(
+        "forebay_copies_missing_steps",
+        Gauge,
+        &[],
+        "Steps in no one place yet that have fewer copies than they are to have",
+        |s, _, to| {
+            copies(s, to, |copies| {
+                let lacks = |step: &&CopyStep| (step.on.len() as u64) < copies.wanted;
+                copies.steps.iter().filter(lacks).count() as u64
+            });
+        },
+    ),
+    job(
+        "forebay_copies_held_bytes",
+        Gauge,
+        &[],
+        "Bytes of other nodes' files on this node's drive",
+        |s, _, to| copies(s, to, |copies| copies.held_bytes),
+    ),
+    job(
+        "forebay_copies_sent_bytes_total",
+        Counter,
+        &[],
+        "Bytes of copies sent to other nodes",
+        |s, _, to| copies(s, to, |copies| copies.sent_bytes),
+    ),
+    job(
+        "forebay_copies_received_bytes_total",
+        Counter,
+        &[],
+        "Bytes of copies taken from other nodes",
+        |s, _, to| copies(s, to, |copies| copies.received_bytes),
+    ),
+    job(
+        "forebay_copies_failures_total",
+        Counter,
+        &[],
+        "Tries to copy to another node that failed",
+        |s, _, to| copies(s, to, |copies| copies.failures),
     ),
     job(
         "forebay_errors_total",

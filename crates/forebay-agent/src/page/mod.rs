@@ -7,10 +7,12 @@
 //! | [`frame`] | what is around every page; log in; messages |
 //! | [`tiers`] | a card for each tier: fill, flow, health |
 //! | [`steps`] | checkpoints and their copies |
+//! | [`copies`] | copies on other nodes |
 //! | [`moves`] | transfers and errors |
 //! | [`spark`] | the curve of the last minutes |
 //! | [`forms`] | buttons, for those who may act |
 
+mod copies;
 mod forms;
 mod frame;
 mod html;
@@ -75,6 +77,7 @@ pub(crate) fn overview(view: &View<'_>) -> String {
         tiers::section(html, view);
         moves::transfers(html, view);
         steps::newest(html, view, NEWEST);
+        copies::section(html, view);
         moves::errors(html, view);
         forms::prune(html, view);
     })

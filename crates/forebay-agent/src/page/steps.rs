@@ -110,6 +110,7 @@ fn state(copy: CopyState) -> (&'static str, &'static str, &'static str) {
         CopyState::Partial => ("waiting", "◔", "some of its files"),
         CopyState::Committed => ("committed", "●", "committed"),
         CopyState::OnNodes => ("committed", "◍", "on its nodes"),
+        CopyState::Copied => ("committed", "◉", "on its nodes, and copied"),
         CopyState::Other => ("other", "≠", "another commit of this step"),
     }
 }

@@ -69,6 +69,9 @@ fn all_of_the_status_is_on_the_page() {
         "503 SlowDown",
         "60 s ago",
         "last 5 minutes",
+        "step 300 (16.0 GB): on",
+        "3 files of other nodes are here (24.0 GB)",
+        "no room for a copy",
     ];
     for text in expected {
         assert!(page.to_lowercase().contains(&text.to_lowercase()), "no {text:?} in {page}");

@@ -53,6 +53,11 @@ pub use setting::{Provenance, Setting};
 use crate::hop::HopOptions;
 use crate::policy::{Backlog, Takes};
 
+/// Most copies of a file.
+const COPIES_MAX: u64 = 8;
+/// See [`TierConfig::copies_gone`].
+const COPIES_GONE: Duration = Duration::from_secs(120);
+
 /// All of it.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -78,6 +83,13 @@ pub struct TierConfig {
     /// Of the first tier, where `place` is on the drive of each node: a place that all nodes share, for records. See
     /// [`forebay_store::SplitStore`].
     pub records: Option<String>,
+    /// Of the first tier, where it is on the drives of nodes and agents move what is there: copies of each file on
+    /// other nodes' drives. See [`crate::copies`].
+    pub copies: u64,
+    /// How far apart in the ring of nodes.
+    pub copies_jump: u64,
+    /// How long a node may not be heard of until others bring what they have of it to the next tier.
+    pub copies_gone: Duration,
     /// Most bytes that may be there; what the file system has room for where `None`.
     pub capacity: Option<u64>,
     /// Keep the last so many. Where nothing is said about keeping, all stay.
@@ -146,6 +158,12 @@ pub struct AgentConfig {
     pub tls_key: Option<PathBuf>,
     /// A file with the token that lets others act.
     pub action_token_file: Option<PathBuf>,
+    /// A file with the token by which agents know each other.
+    pub peer_token_file: Option<PathBuf>,
+    /// Where other agents reach this one; by its host's name and the port of `listen` where `None`.
+    pub peer_url: Option<String>,
+    /// PEM file of those who vouch for other agents, and nobody else does; whom the machine trusts where `None`.
+    pub peer_ca_file: Option<PathBuf>,
     /// Where traces go.
     pub otlp_endpoint: Option<String>,
 }
@@ -260,6 +278,11 @@ fn tiers_of(reading: &mut Reading<'_>, tables: Vec<TierTable>) -> Result<Vec<Tie
         let mut tier = TierConfig::read(&mut section, name, &place)?;
         section.finish()?;
         check_records(&tier, tiers.len()).map_err(|error| error.at(&place))?;
+        if tier.copies > 0 && !tiers.is_empty() {
+            let what = format!("tier `{}` has `copies`, and is not the first", tier.name);
+            let hint = "`copies` is for drives that each node has its own of, where saves go";
+            return Err(Error::new(Code::Usage, what).at(&place).hint(hint));
+        }
         tier.store = store::read(Section::new(reading, format!("{path}.store"), store))?;
         tiers.push(tier);
     }
@@ -300,6 +323,12 @@ impl TierConfig {
             name,
             place: section.place("place")?.ok_or_else(missing)?,
             records: section.place("records")?,
+            copies: section.number("copies", Some(0), 0..=COPIES_MAX)?.unwrap_or(0),
+            copies_jump: section.number("copies_jump", Some(1), 1..=1 << 20)?.unwrap_or(1),
+            copies_gone: section
+                .time("copies_gone", Some(COPIES_GONE))?
+                .unwrap_or(COPIES_GONE)
+                .clamp(Duration::from_secs(4), Duration::from_secs(3600)),
             capacity: section.size("capacity", None)?,
             keep_last: section.number("keep_last", None, 1..=1_000_000_000)?,
             keep_every: section.number("keep_every", None, 1..=u64::MAX)?.and_then(NonZeroU64::new),
@@ -401,6 +430,9 @@ impl AgentConfig {
             tls_certificate: section.path("tls_certificate", None)?,
             tls_key: section.path("tls_key", None)?,
             action_token_file: section.path("action_token_file", None)?,
+            peer_token_file: section.path("peer_token_file", None)?,
+            peer_url: section.text("peer_url")?,
+            peer_ca_file: section.path("peer_ca_file", None)?,
             otlp_endpoint: section.text("otlp_endpoint")?,
         };
         section.finish()?;
@@ -422,6 +454,9 @@ impl Default for AgentConfig {
             tls_certificate: None,
             tls_key: None,
             action_token_file: None,
+            peer_token_file: None,
+            peer_url: None,
+            peer_ca_file: None,
             otlp_endpoint: None,
         }
     }

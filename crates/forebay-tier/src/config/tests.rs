@@ -167,3 +167,24 @@ fn without_a_file_there_are_no_tiers_and_a_named_one_must_be_there() {
     assert_eq!(named.unwrap_err().code(), Code::NotFound);
     assert!(read(GOOD).unwrap().tier("lokal").unwrap_err().render().contains("`local`"));
 }
+
+#[test]
+fn copies_are_for_the_first_tier() {
+    let tier = |name: &str, more: &str| {
+        format!("[[tier]]\nname = \"{name}\"\nplace = \"/x/{name}\"\n{more}\n")
+    };
+    let read = |text: &str| Config::from_text(text, Path::new("/x/f.toml"), &Beside::default());
+    let keys = "copies = 2\ncopies_jump = 8\ncopies_gone = \"30 s\"";
+    let agent = "[agent]\npeer_token_file = \"peer\"\npeer_url = \"https://n1:1\"\n";
+    let config = read(&(tier("a", keys) + &tier("b", "") + agent)).unwrap();
+    let (first, second) = (&config.tiers[0], &config.tiers[1]);
+    assert_eq!((first.copies, first.copies_jump), (2, 8));
+    assert_eq!(first.copies_gone, std::time::Duration::from_secs(30));
+    assert_eq!((second.copies, second.copies_jump), (0, 1));
+    assert_eq!(config.agent.peer_token_file.as_deref(), Some(Path::new("/x/peer")));
+    let error = read(&(tier("a", "") + &tier("b", "copies = 1"))).unwrap_err();
+    assert!(error.code() == Code::Usage && error.what().contains("not the first"), "{error}");
+    assert!(
+        read(&tier("a", "copies = 9")).is_err() && read(&tier("a", "copies_jump = 0")).is_err()
+    );
+}

@@ -13,8 +13,9 @@
 //! ```
 //!
 //! The owner of a file brings it to the next tier; the holder of a copy does where the owner cannot: it has not been
-//! heard of for [`GONE`], or has said that it lacks the file. A mark is made before its file gets its name, so no copy
-//! is ever taken for a node's own: it is not copied on, and goes once its step is in one place, or nowhere.
+//! heard of for as long as it announced, or has said that it lacks the file. A mark is made before its file gets its
+//! name, so no copy is ever taken for a node's own: it is not copied on, and goes once its step is in one place, or
+//! nowhere.
 //!
 //! | module | what it does |
 //! | --- | --- |
@@ -34,9 +35,7 @@ mod tidy;
 
 pub use give::Giving;
 pub use marks::{Mark, mark_lacking, marks};
-pub use peers::{
-    Announcement, DriveId, GONE, Peer, RENEW_EVERY, announce, drive_id, peers, withdraw,
-};
+pub use peers::{Announcement, DriveId, Peer, announce, drive_id, peers, withdraw};
 pub use receive::{Begun, Incoming, Receiver};
 pub use ring::buddies;
 pub use tidy::{Tidied, tidy};

@@ -1,8 +1,8 @@
 //! Drives have names, and who has one says so.
 //!
-//! An announcement is a small record where all nodes see it, written anew every [`RENEW_EVERY`]. One that is older than
-//! [`GONE`] by the store's own clock is of somebody who is gone, for now at least. It says where to reach its agent;
-//! what is reached there proves who it is by TLS, and nothing that is said here is believed beyond that.
+//! An announcement is a small record where all nodes see it, written anew again and again. It says how old it may get
+//! by the store's own clock until its writer counts as gone, for now at least, and where to reach its agent; what is
+//! reached there proves who it is by TLS, and nothing that is said here is believed beyond that.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,10 +15,8 @@ use serde::{Deserialize, Serialize};
 
 /// Where announcements are.
 const PEERS: &str = ".forebay/peers/";
-/// How often one is written.
-pub const RENEW_EVERY: Duration = Duration::from_secs(30);
-/// How old one is that is not believed any more.
-pub const GONE: Duration = Duration::from_secs(120);
+/// Longest time after which somebody counts as gone, whatever is announced.
+const GONE_MAX: Duration = Duration::from_secs(3600);
 /// How old one is that is removed by whoever sees it.
 const FORGOTTEN: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Most bytes of one.
@@ -63,6 +61,8 @@ pub struct Announcement {
     pub job: String,
     /// Where its agent is reached: `https://HOST:PORT`.
     pub url: String,
+    /// Seconds after which it counts as gone, if this was not written anew. It is, four times in that time.
+    pub gone_seconds: u64,
 }
 
 /// A drive that somebody has said to have.
@@ -79,7 +79,7 @@ pub struct Peer {
 impl Peer {
     /// Whether it was heard of lately.
     pub fn is_alive(&self) -> bool {
-        self.age < GONE
+        self.age < Duration::from_secs(self.told.gone_seconds).min(GONE_MAX)
     }
 }
 

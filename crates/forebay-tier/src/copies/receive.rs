@@ -7,7 +7,9 @@
 //!
 //! A copy is on the disk before it has its name, and marked as one before that too.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use forebay_checkpoint::commit::{Adoption, AttemptId, FileRef, Root};
 use forebay_checkpoint::save::Seal;
@@ -23,6 +25,8 @@ use crate::limits::{Direction, Priority};
 
 /// Steps whose checksums are remembered.
 const KNOWN_MAX: usize = 4;
+/// Most of what came and was broken off that is looked at.
+const INCOMING_MAX: usize = 1 << 16;
 
 /// Takes copies for one drive.
 pub struct Receiver {
@@ -30,7 +34,11 @@ pub struct Receiver {
     part_bytes: usize,
     /// The ones that were asked for last, the newest at the end.
     known: Mutex<Vec<(u64, Arc<Known>)>>,
+    /// Names of what is coming.
+    coming: Coming,
 }
+
+type Coming = Arc<Mutex<BTreeSet<String>>>;
 
 /// A commit, and what its files sum up to.
 struct Known {
@@ -51,7 +59,20 @@ impl Receiver {
     /// limit at once.
     pub fn new(side: Side, part_bytes: u64) -> Self {
         let part_bytes = usize::try_from(part_bytes.clamp(1 << 16, 256 << 20)).unwrap_or(8 << 20);
-        Self { side, part_bytes, known: Mutex::default() }
+        Self { side, part_bytes, known: Mutex::default(), coming: Coming::default() }
+    }
+
+    /// Removes what came of copies that were broken off by an end of the process, so long ago by the store's clock.
+    ///
+    /// Errors: I/O.
+    pub fn collect(&self, grace: Duration) -> Result<()> {
+        let store = &self.side.root.store;
+        for line in store.list(&incoming(), INCOMING_MAX)? {
+            if line.age.0 >= grace && !locked(&self.coming).contains(&line.key) {
+                store.remove(&line.key)?;
+            }
+        }
+        Ok(())
     }
 
     /// The data files of a committed step that are on the drive, with their bytes.
@@ -95,13 +116,17 @@ impl Receiver {
         }
         let file = file.clone();
         let key = format!("{}{:016x}", incoming(), random());
-        let data = root.store.create_data(&key, bytes)?;
+        locked(&self.coming).insert(key.clone());
+        let data = root.store.create_data(&key, bytes).inspect_err(|_| {
+            locked(&self.coming).remove(&key);
+        })?;
         Ok(Begun::Incoming(Box::new(Incoming {
             side: self.side.clone(),
             known,
             file,
             step,
             of,
+            coming: Arc::clone(&self.coming),
             key,
             to,
             data,
@@ -116,15 +141,17 @@ impl Receiver {
     /// A commit as it is now.
     fn known(&self, step: u64) -> Result<Arc<Known>> {
         let root = &self.side.root;
-        let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = lock().iter().find(|(known, _)| *known == step).map(|(_, k)| Arc::clone(k));
+        let found = locked(&self.known)
+            .iter()
+            .find(|(known, _)| *known == step)
+            .map(|(_, k)| Arc::clone(k));
         if let Some(known) = found
             && known.adoption.is_at(root)?
         {
             return Ok(known);
         }
         let known = Arc::new(Known::read(root, step)?);
-        let mut all = lock();
+        let mut all = locked(&self.known);
         all.retain(|(other, _)| *other != step);
         if all.len() >= KNOWN_MAX {
             all.remove(0);
@@ -149,8 +176,12 @@ pub(super) fn expected(root: &Root, adoption: &Adoption) -> Result<Expected> {
     Expected::read(root, adoption, &seal)
 }
 
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Where copies are until they are whole.
-pub(super) fn incoming() -> String {
+fn incoming() -> String {
     format!("{NODE_OWN}incoming/")
 }
 
@@ -161,6 +192,7 @@ pub struct Incoming {
     file: FileRef,
     step: u64,
     of: DriveId,
+    coming: Coming,
     /// Where it is written, and what it becomes.
     key: String,
     to: String,
@@ -252,6 +284,7 @@ impl Incoming {
 
 impl Drop for Incoming {
     fn drop(&mut self) {
+        locked(&self.coming).remove(&self.key);
         if !self.is_done
             && let Err(error) = self.side.root.store.remove(&self.key)
         {

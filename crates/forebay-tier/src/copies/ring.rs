@@ -43,7 +43,8 @@ mod tests {
     use std::time::Duration;
 
     fn peer(host: &str, drive: u64) -> Peer {
-        let told = Announcement { host: host.to_owned(), job: String::new(), url: String::new() };
+        let (host, job, url) = (host.to_owned(), String::new(), String::new());
+        let told = Announcement { host, job, url, gone_seconds: 1 };
         Peer { drive: DriveId(drive), told, age: Duration::ZERO }
     }
 

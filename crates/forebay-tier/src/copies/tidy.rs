@@ -10,12 +10,9 @@ use forebay_checkpoint::commit::{Layout, Root, attempt_of_file};
 use forebay_error::{Code, Result};
 
 use super::marks::{Mark, key_of, marks};
-use super::receive::incoming;
 
-/// What came of a copy that was broken off shows no change for that long at least: bytes come faster.
+/// A mark without its file is this old before it goes: who makes one gives the file its name at once.
 const STALE: Duration = Duration::from_secs(120);
-/// Most of those that are looked at.
-const INCOMING_MAX: usize = 1 << 16;
 
 /// What there is, and what was removed.
 #[derive(Debug, Default)]
@@ -29,7 +26,7 @@ pub struct Tidied {
 /// Looks through the copies of a drive. `landed`: steps that are committed in one place, with their attempts.
 ///
 /// Errors: I/O.
-pub fn tidy(root: &Root, landed: &BTreeSet<(u64, String)>, grace: Duration) -> Result<Tidied> {
+pub fn tidy(root: &Root, landed: &BTreeSet<(u64, String)>) -> Result<Tidied> {
     let mut tidied = Tidied::default();
     for mark in marks(root)? {
         let file = Layout::of_step(mark.step).file(&mark.name);
@@ -45,17 +42,11 @@ pub fn tidy(root: &Root, landed: &BTreeSet<(u64, String)>, grace: Duration) -> R
         match root.store.open_data(&file) {
             Ok(source) => tidied.held.push((mark, source.len())),
             Err(error) if error.code() == Code::NotFound => {
-                // Who makes a mark gives the file its name a moment later.
-                if mark.age >= grace.max(STALE) {
+                if mark.age >= STALE {
                     root.store.remove(&key_of(mark.step, &mark.name))?;
                 }
             }
             Err(error) => return Err(error),
-        }
-    }
-    for line in root.store.list(&incoming(), INCOMING_MAX)? {
-        if line.age.0 >= grace.max(STALE) {
-            root.store.remove(&line.key)?;
         }
     }
     Ok(tidied)

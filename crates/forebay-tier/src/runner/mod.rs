@@ -61,6 +61,7 @@ pub use action::{Action, Outcome, RemovedStep};
 pub use admit::Admitted;
 pub use tiers::Tiers;
 
+use crate::audit_log::Event;
 use crate::policy::Order;
 use crate::status::Status;
 use state::Shared;
@@ -221,6 +222,17 @@ impl Runner {
     /// The same for a save as large as the newest step that was seen on any tier; none needs no room.
     pub fn admit_next(&self, patience: Duration) -> Result<Admitted> {
         admit::admit(&self.shared, None, patience)
+    }
+
+    /// Bytes that the first tier has room for, as of the last look; `None` where that is not known to be limited.
+    pub fn room(&self) -> Option<u64> {
+        let state = self.shared.lock();
+        self.shared.picture(&state).room(0)
+    }
+
+    /// Notes in the audit log what others did with its tiers.
+    pub fn note(&self, event: Event) {
+        self.shared.log(event);
     }
 
     /// What is not done yet, as of the last look at each tier.

@@ -110,11 +110,15 @@ impl Picture {
 
     /// Whether a step's bytes have room on a tier now.
     pub(crate) fn fits_now(&self, tier: usize, bytes: u64) -> bool {
+        self.room(tier).is_none_or(|room| bytes <= room)
+    }
+
+    /// Bytes that a tier has room for now, where that is limited.
+    pub(crate) fn room(&self, tier: usize) -> Option<u64> {
         let configured = self.rules.tiers.get(tier).and_then(|tier| tier.capacity);
         let used = self.used.get(tier).copied().unwrap_or(0);
         let free = self.free.get(tier).copied().flatten();
-        configured.is_none_or(|capacity| used.saturating_add(bytes) <= capacity)
-            && free.is_none_or(|free| bytes <= free)
+        configured.map(|capacity| capacity.saturating_sub(used)).into_iter().chain(free).min()
     }
 
     /// Bytes that a step would still need on a tier.

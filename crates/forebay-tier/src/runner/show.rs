@@ -29,6 +29,7 @@ pub(crate) fn status(shared: &Shared) -> Status {
         transfers: state.moving.iter().map(|moving| transfer(moving)).collect(),
         waiting: waiting(&state),
         errors: state.troubles.iter().cloned().collect(),
+        copies: None,
     }
 }
 

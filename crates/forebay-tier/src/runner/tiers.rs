@@ -142,7 +142,8 @@ impl Tiers {
         self.tiers.get(tier).ok_or_else(none)
     }
 
-    pub(crate) fn side(&self, tier: usize) -> Result<Side> {
+    /// A tier with its limits, as a hop sees it. Errors: those of [`root`](Self::root).
+    pub fn side(&self, tier: usize) -> Result<Side> {
         let found = self.tier(tier)?;
         Ok(Side { root: found.root(&self.clock)?, limits: Arc::clone(&found.limits) })
     }

@@ -46,6 +46,7 @@ impl Job {
             host: format!("node-{node}"),
             job: "run7".to_owned(),
             url: format!("https://node-{node}:9464"),
+            gone_seconds: 120,
         };
         announce(&self.nodes[node].root, self.id(node), &told).unwrap();
     }
@@ -242,25 +243,43 @@ fn copies_of_what_is_in_one_place_go_and_nothing_else_does() {
     let root = &job.nodes[0].root;
     let attempt = Adoption::read(root, 7).unwrap().attempt().to_string();
     let own = Giving::of(root, 7).unwrap().own().to_vec();
-    let hour = Duration::from_secs(3600);
-    // What came of another copy a moment ago, and a mark whose file is about to come.
+    // A mark whose file is about to come.
     let store = &job.drives[0];
-    store.put(&format!("{NODE_OWN}incoming/0123456789abcdef"), b"half").unwrap();
     let mark = format!("{NODE_OWN}copies/step-9/00000abc-2_1_0.distcp");
     store.put(&mark, br#"{"of":"00000000000000aa"}"#).unwrap();
     let others = [(8, attempt.clone()), (7, "00000abc-9".to_owned())].into();
-    let tidied = tidy(root, &others, hour).unwrap();
+    let tidied = tidy(root, &others).unwrap();
     assert!(tidied.removed.is_empty(), "{tidied:?}");
     assert_eq!(tidied.held.len(), copied.len());
     let landed: BTreeSet<_> = [(7, attempt)].into();
-    let tidied = tidy(root, &landed, hour).unwrap();
+    let tidied = tidy(root, &landed).unwrap();
     assert_eq!(tidied.removed.len(), copied.len());
     assert!(tidied.held.is_empty());
     assert_eq!(Receiver::new(job.nodes[0].clone(), 1).files(7).unwrap(), own);
-    assert!(job.own_records(0).contains(&mark) && job.own_records(0).len() == 2);
-    // An hour later nobody is behind those.
-    job.drives[0].advance(hour);
-    tidy(root, &landed, hour).unwrap();
+    assert_eq!(job.own_records(0), [mark]);
+    job.drives[0].advance(Duration::from_secs(119));
+    tidy(root, &landed).unwrap();
+    assert_eq!(job.own_records(0).len(), 1);
+    job.drives[0].advance(Duration::from_secs(1));
+    tidy(root, &landed).unwrap();
     assert_eq!(job.own_records(0), [] as [String; 0]);
     assert_eq!(Receiver::new(job.nodes[0].clone(), 1).files(7).unwrap(), own);
+}
+
+#[test]
+fn what_came_of_a_copy_goes_unless_it_is_coming() {
+    let job = job();
+    let file = Giving::of(&job.nodes[1].root, 7).unwrap().own()[0].clone();
+    let receiver = Receiver::new(job.nodes[0].clone(), 1 << 16);
+    let begun = receiver.begin(7, &file.name, file.bytes, job.id(1)).unwrap();
+    let left = format!("{NODE_OWN}incoming/0123456789abcdef");
+    job.drives[0].put(&left, b"half").unwrap();
+    let grace = Duration::from_secs(60);
+    receiver.collect(grace).unwrap();
+    assert_eq!(job.own_records(0).len(), 2);
+    job.drives[0].advance(grace);
+    receiver.collect(grace).unwrap();
+    assert!(job.own_records(0).len() == 1 && !job.own_records(0).contains(&left));
+    drop(begun);
+    assert_eq!(job.own_records(0), [] as [String; 0]);
 }

@@ -5,6 +5,7 @@
 use std::io::Write;
 use std::time::Duration;
 
+use forebay_agent::words;
 use forebay_error::Result;
 use forebay_tier::runner::Duties;
 use forebay_tier::status::{CopyState, Health, Status, StepStatus, TierStatus};
@@ -76,6 +77,15 @@ fn print(out: &mut dyn Write, status: &Status, last: usize) -> std::io::Result<(
     if status.waiting > 0 {
         writeln!(out, "{} more to move", status.waiting)?;
     }
+    for line in status.copies.iter().flat_map(words::copies) {
+        writeln!(out, "{}", clean(&line))?;
+    }
+    let nodes = status.copies.iter().flat_map(|copies| &copies.nodes);
+    for node in nodes {
+        let alive = if node.is_alive { "alive" } else { "not heard of" };
+        let error = node.error.as_ref().map(|error| format!(": {error}")).unwrap_or_default();
+        writeln!(out, "  {}, {alive}{}", clean(&node.host), clean(&error))?;
+    }
     errors(out, status)
 }
 
@@ -118,6 +128,7 @@ fn copy(state: CopyState) -> &'static str {
         CopyState::Partial => "partial",
         CopyState::Committed => "yes",
         CopyState::OnNodes => "nodes",
+        CopyState::Copied => "copied",
         CopyState::Other => "other",
     }
 }

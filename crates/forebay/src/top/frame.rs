@@ -171,6 +171,7 @@ fn step_line(status: &Status, look: &Look, step: &StepStatus) -> String {
                 CopyState::Partial => (WARN, "◔"),
                 CopyState::Committed => (GOOD, "●"),
                 CopyState::OnNodes => (GOOD, "◍"),
+                CopyState::Copied => (GOOD, "◉"),
                 CopyState::Other => (BAD, "≠"),
             };
             line.put(style, sign).put(style, " ").column(style, name(status, tier), 10);

@@ -7,9 +7,11 @@
 //! | `deploy` | the service unit and the manifests |
 //! | `life` | start, end, `--check`, two of them, kill -9 in the middle, systemd, log, traces, `top` |
 //! | `page` | the page in a browser, on a phone and on a desk |
+//! | `copies` | two nodes with drives of their own: copies, kill -9 of both, a node that is lost |
 //! | `browser` | headless Chromium by its protocol |
 
 mod browser;
+mod copies;
 mod deploy;
 mod http;
 mod life;
@@ -121,13 +123,18 @@ impl Site {
     }
 
     /// Runs a command that becomes an agent.
-    fn run(&self, mut command: std::process::Command) -> Agent {
-        let log = self.path("agent.log");
+    fn run(&self, command: std::process::Command) -> Agent {
+        self.run_as(command, "run/agent.sock", "agent.log")
+    }
+
+    /// The same with a socket and a log of its own.
+    fn run_as(&self, mut command: std::process::Command, socket: &str, log: &str) -> Agent {
+        let log = self.path(log);
         let file = std::fs::File::create(&log).unwrap();
         command.stderr(file).stdout(Stdio::null()).stdin(Stdio::null());
         let mut agent = Agent {
             child: command.spawn().unwrap(),
-            socket: self.path("run/agent.sock"),
+            socket: self.path(socket),
             log,
             http: None,
             tls: self.tls.clone(),

@@ -1,0 +1,116 @@
+//! The thread that keeps a drive's part of the ring: it says that the drive is there, looks who else is, and removes
+//! copies that nobody needs any more.
+
+use std::time::{Duration, Instant};
+
+use forebay_error::{Code, Result};
+use forebay_tier::copies::{Announcement, Mark, Peer, announce, mark_lacking, peers, tidy};
+
+use super::client::Client;
+use super::drive::Drive;
+
+/// How often the others are looked for.
+const PEERS_EVERY: Duration = Duration::from_secs(5);
+/// How often copies are looked through.
+const TIDY_EVERY: Duration = Duration::from_secs(2);
+/// How often owners are asked whether they have what is copied here, and how old a copy is then at least: as long as it
+/// is younger its owner is at work.
+const ASK_EVERY: Duration = Duration::from_secs(60);
+/// After something failed.
+const AGAIN: Duration = Duration::from_secs(5);
+/// Longest sleep.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Until the drive is stopped.
+pub(super) fn run(drive: &Drive, client: &Client) {
+    let now = Instant::now();
+    let (mut tell, mut see, mut clean, mut ask) = (now, now, now, now + ASK_EVERY);
+    while !drive.is_stopping() {
+        let mut held = None;
+        due(drive, &mut tell, drive.gone / 4, || say(drive));
+        due(drive, &mut see, PEERS_EVERY, || look(drive));
+        due(drive, &mut clean, TIDY_EVERY, || clean_up(drive).map(|marks| held = Some(marks)));
+        if let Some(held) = held
+            && Instant::now() >= ask
+        {
+            ask = Instant::now() + ASK_EVERY;
+            ask_owners(drive, client, &held);
+        }
+        drive.pause(LOOK);
+    }
+}
+
+/// Does something whose time has come, and says when it comes again.
+fn due(drive: &Drive, at: &mut Instant, every: Duration, what: impl FnOnce() -> Result<()>) {
+    if Instant::now() < *at || drive.is_stopping() {
+        return;
+    }
+    let done = what();
+    *at = Instant::now() + if done.is_ok() { every } else { AGAIN };
+    if let Err(error) = done {
+        drive.own_trouble(&error);
+    }
+}
+
+fn say(drive: &Drive) -> Result<()> {
+    let opened = drive.opened()?;
+    let told = Announcement {
+        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        job: drive.job.clone(),
+        url: drive.url.clone(),
+        gone_seconds: drive.gone.as_secs(),
+    };
+    announce(&opened.side.root, opened.id, &told)?;
+    drive.known().own_error = None;
+    Ok(())
+}
+
+fn look(drive: &Drive) -> Result<()> {
+    let found = peers(&drive.opened()?.side.root)?;
+    let mut known = drive.known();
+    known.errors.retain(|id, _| found.iter().any(|peer| peer.drive == *id));
+    known.peers = found;
+    Ok(())
+}
+
+fn clean_up(drive: &Drive) -> Result<Vec<Mark>> {
+    let opened = drive.opened()?;
+    let status = drive.runner.status();
+    let grace = drive.runner.tiers().config().moving.grace;
+    opened.receiver.collect(grace)?;
+    let tidied = tidy(&opened.side.root, &Drive::landed(&status))?;
+    let bytes = tidied.held.iter().map(|(_, bytes)| bytes).sum();
+    drive.known().held = (tidied.held.len() as u64, bytes);
+    if !tidied.removed.is_empty() {
+        tracing::info!(job = drive.job, files = tidied.removed.len(), "copies were removed");
+    }
+    Ok(tidied.held.into_iter().map(|(mark, _)| mark).collect())
+}
+
+/// Asks owners that are alive whether they still have what is copied here. What one has not is this node's to bring.
+fn ask_owners(drive: &Drive, client: &Client, held: &[Mark]) {
+    let all = drive.known().peers.clone();
+    let old: Vec<&Mark> = held.iter().filter(|m| !m.lacking && m.age >= ASK_EVERY).collect();
+    let mut asked: Vec<(&Peer, u64)> = Vec::new();
+    for mark in &old {
+        let owner = all.iter().find(|peer| peer.drive == mark.of && peer.is_alive());
+        let Some(owner) = owner.filter(|owner| !asked.contains(&(owner, mark.step))) else {
+            continue;
+        };
+        asked.push((owner, mark.step));
+        let lacking = || -> Result<()> {
+            let there = client.files(owner, mark.step)?;
+            let lacks = |mark: &&&Mark| !there.has(&mark.name) && !there.landed;
+            let same = |other: &&&Mark| other.of == mark.of && other.step == mark.step;
+            for mark in old.iter().filter(same).filter(lacks) {
+                mark_lacking(&drive.opened()?.side.root, mark)?;
+            }
+            Ok(())
+        };
+        match lacking() {
+            Err(error) if error.code() == Code::Cancelled => return,
+            Err(error) => drive.trouble(owner.drive, &error),
+            Ok(()) => {}
+        }
+    }
+}

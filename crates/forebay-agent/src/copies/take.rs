@@ -1,0 +1,100 @@
+//! A copy that comes: what the doors ask of a drive.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use forebay_error::{Code, Error, Result};
+use forebay_tier::copies::{Begun, DriveId};
+use tokio::sync::{mpsc, oneshot};
+
+use super::client::{There, ThereFile};
+use super::drive::Drive;
+
+/// What came of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answered {
+    /// It was there.
+    There,
+    /// It is there now.
+    Taken,
+}
+
+impl Drive {
+    /// What is here of a step. `busy`: whether no copy is taken now. Blocks.
+    ///
+    /// Errors: those of [`forebay_tier::copies::Receiver::files`].
+    pub(crate) fn has(&self, step: u64, busy: bool) -> Result<There> {
+        let opened = self.opened()?;
+        let status = self.runner.status();
+        let landed = Self::landed(&status).iter().any(|(landed, _)| *landed == step);
+        let files = opened.receiver.files(step)?;
+        let files = files.into_iter().map(|file| ThereFile { name: file.name, bytes: file.bytes });
+        let busy = busy || opened.side.limits.is_paused();
+        Ok(There { files: files.collect(), landed, room: self.room(), busy })
+    }
+
+    /// Bytes that there is room for.
+    fn room(&self) -> Option<u64> {
+        let coming = self.coming.load(Ordering::Relaxed);
+        self.runner.room().map(|room| room.saturating_sub(coming))
+    }
+
+    /// Takes a file whose bytes come in order. `ready` is told once they may come; where it is dropped instead none
+    /// are needed. Blocks until the last has come and is on the disk.
+    ///
+    /// Errors: those of [`forebay_tier::copies::Receiver::begin`] and of what follows there; `timeout` while the tier
+    /// is paused; `no_space`.
+    pub(crate) fn take(
+        &self,
+        (step, name, bytes): (u64, &str, u64),
+        of: DriveId,
+        ready: oneshot::Sender<()>,
+        mut coming: mpsc::Receiver<Bytes>,
+    ) -> Result<Answered> {
+        let opened = self.opened()?;
+        if opened.side.limits.is_paused() {
+            return Err(Error::new(Code::Timeout, "the tier is paused"));
+        }
+        if self.room().is_some_and(|room| room < bytes) {
+            return Err(Error::new(Code::NoSpace, "there is no room for a copy"));
+        }
+        let _coming = Coming::new(&self.coming, bytes);
+        let mut incoming = match opened.receiver.begin(step, name, bytes, of)? {
+            Begun::There => return Ok(Answered::There),
+            Begun::Incoming(incoming) => incoming,
+        };
+        // Who asked may be gone.
+        let _ = ready.send(());
+        while let Some(part) = coming.blocking_recv() {
+            incoming.write(&part)?;
+        }
+        let attempt = incoming.attempt().to_string();
+        incoming.finish()?;
+        self.known().received += bytes;
+        let from = self.host_of(of);
+        self.log("take_copy", step, &attempt, from, opened.side.root.store.name());
+        Ok(Answered::Taken)
+    }
+
+    fn host_of(&self, drive: DriveId) -> String {
+        let known = self.known();
+        let peer = known.peers.iter().find(|peer| peer.drive == drive);
+        peer.map_or_else(|| format!("drive {drive}"), |peer| peer.told.url.clone())
+    }
+}
+
+/// Bytes that are about to be on the drive.
+struct Coming<'a>(&'a AtomicU64, u64);
+
+impl<'a> Coming<'a> {
+    fn new(all: &'a AtomicU64, bytes: u64) -> Self {
+        all.fetch_add(bytes, Ordering::Relaxed);
+        Self(all, bytes)
+    }
+}
+
+impl Drop for Coming<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,106 @@
+//! Copies that are made, kept and used.
+
+use std::time::Duration;
+
+use forebay_tier::runner::Action;
+use forebay_tier::status::{CopyState, Status};
+
+use super::world::files;
+use super::{Cluster, Node};
+
+fn is_copied(status: &Status) -> bool {
+    status.steps.iter().any(|step| step.copies[0] == CopyState::Copied)
+}
+
+fn go_on(node: &Node) {
+    node.runner.act(&Action::Resume { tier: None }, "test").unwrap();
+}
+
+#[test]
+fn each_node_s_files_come_to_a_buddy_byte_for_byte_and_go_when_they_have_landed() {
+    let cluster = Cluster::new();
+    let settings = cluster.settings(1, true);
+    let nodes = [0, 1].map(|number| cluster.start(number, "", &settings));
+    for node in &nodes {
+        let status = node.until("copied", is_copied);
+        let copies = status.copies.unwrap();
+        assert_eq!((copies.wanted, copies.steps.len(), copies.failures), (1, 1, 0), "{copies:?}");
+        assert_eq!(copies.steps[0].on.len(), 1);
+        assert!(copies.sent_bytes > 0 && copies.steps[0].bytes == copies.sent_bytes);
+    }
+    for (number, node) in nodes.iter().enumerate() {
+        let status = node.until("held", |s| s.copies.as_ref().unwrap().held_files > 0);
+        let copies = status.copies.unwrap();
+        assert_eq!(copies.nodes.len(), 1);
+        assert!(copies.nodes[0].is_alive && copies.nodes[0].url.starts_with("https://"));
+        let other = cluster.own(1 - number);
+        assert_eq!(copies.held_files, other.len() as u64);
+        assert_eq!(copies.received_bytes, copies.held_bytes);
+        let mut both = cluster.own(number);
+        both.extend(other);
+        assert_eq!(node.data(), both);
+        // What was seen a quarter of a second ago is shown once more.
+        std::thread::sleep(Duration::from_millis(300));
+        let text = crate::metrics::render(&node.jobs.all(), &node.counts);
+        let held = format!("forebay_copies_held_bytes{{run=\"run7\"}} {}\n", copies.held_bytes);
+        assert!(text.contains(&held), "{text}");
+        assert!(text.contains("forebay_copies_missing_steps{run=\"run7\"} 0\n"), "{text}");
+        let log = std::fs::read_to_string(cluster.path(&format!("audit{number}.log"))).unwrap();
+        assert!(log.contains("\"copy\"") && log.contains("\"take_copy\""), "{log}");
+    }
+    nodes.iter().for_each(go_on);
+    for (number, node) in nodes.iter().enumerate() {
+        node.until("landed", |s| s.steps[0].copies[1] == CopyState::Committed);
+        node.until("tidied", |s| s.copies.as_ref().unwrap().held_files == 0);
+        assert_eq!(node.data(), cluster.own(number), "what was copied went, its own stays");
+        assert!(node.marks().is_empty(), "{:?}", node.marks());
+    }
+    assert_eq!(files(&cluster.far, 7), files(&cluster.whole, 7));
+    nodes.into_iter().for_each(Node::stop);
+}
+
+#[test]
+fn a_step_whose_node_is_lost_comes_from_its_buddy() {
+    let cluster = Cluster::new();
+    let settings = cluster.settings(1, true);
+    let [kept, lost] = [0, 1].map(|number| cluster.start(number, "", &settings));
+    lost.until("copied", is_copied);
+    let drive = lost.drive.clone();
+    lost.stop();
+    std::fs::remove_dir_all(drive).unwrap();
+    go_on(&kept);
+    let waits = kept.until("waiting", |s| s.tiers[1].written_bytes > 0);
+    assert_ne!(waits.steps[0].copies[1], CopyState::Committed, "it may come back");
+    kept.until("landed", |s| s.steps[0].copies[1] == CopyState::Committed);
+    assert_eq!(files(&cluster.far, 7), files(&cluster.whole, 7));
+    kept.until("tidied", |s| s.copies.as_ref().unwrap().held_files == 0);
+    assert_eq!(kept.data(), cluster.own(0));
+    kept.stop();
+}
+
+#[test]
+fn where_a_buddy_is_full_the_next_one_gets_the_copy() {
+    let cluster = Cluster::new();
+    let settings = cluster.settings(1, true);
+    // All have one host's name here, so the ring is in the order of the drives' names.
+    for (number, name) in
+        ["00000000000000a0", "00000000000000b1", "00000000000000c2"].iter().enumerate()
+    {
+        let own = cluster.path(&format!("drive{number}/.forebay/here"));
+        std::fs::create_dir_all(&own).unwrap();
+        std::fs::write(own.join("drive"), name).unwrap();
+    }
+    let own_bytes: usize = cluster.own(1).values().map(Vec::len).sum();
+    let full = cluster.start(1, &format!("capacity = {own_bytes}"), &cluster.settings(0, true));
+    let spare = cluster.start(2, "", &cluster.settings(0, true));
+    full.until("seen", |s| s.copies.as_ref().unwrap().nodes.len() == 1);
+    let giver = cluster.start(0, "", &settings);
+    let status = giver.until("copied", is_copied);
+    let copies = status.copies.unwrap();
+    assert!(copies.failures > 0, "{copies:?}");
+    let told = copies.nodes.iter().find(|node| node.drive == "00000000000000b1").unwrap();
+    assert!(told.error.as_ref().unwrap().contains("no room"), "{told:?}");
+    assert_eq!(full.data(), cluster.own(1));
+    assert_eq!(spare.data(), cluster.own(0));
+    [full, spare, giver].into_iter().for_each(Node::stop);
+}

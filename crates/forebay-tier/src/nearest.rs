@@ -68,7 +68,7 @@ pub struct Source {
 }
 
 /// A commit that some tier has: sorts by age.
-type Candidate = (u64, u32, u64, AttemptId);
+type Candidate = (u64, u64, u64, AttemptId);
 
 /// Chooses. `tiers`: the nearest first.
 ///
@@ -187,7 +187,7 @@ fn candidates(tiers: &[Root], wanted: Wanted, passed: &mut Vec<Passed>) -> Vec<C
 
 fn of_step(root: &Root, step: u64) -> Result<Option<Candidate>> {
     match Adoption::read(root, step) {
-        Ok(commit) => Ok(Some((commit.epoch(), commit.attempt().save, step, commit.attempt()))),
+        Ok(commit) => Ok(Some((commit.epoch(), commit.attempt().place(), step, commit.attempt()))),
         Err(error) if error.code() == Code::NotCommitted => Ok(None),
         Err(error) => Err(error),
     }
@@ -198,7 +198,7 @@ fn of_latest(root: &Root) -> Result<Option<Candidate>> {
     let commit = state.commit.as_ref();
     Ok(commit.and_then(|commit| {
         let attempt = commit.attempt?;
-        Some((commit.epoch, attempt.save, state.step, attempt))
+        Some((commit.epoch, attempt.place(), state.step, attempt))
     }))
 }
 

@@ -26,8 +26,36 @@ impl fmt::Display for RunId {
 pub struct AttemptId {
     /// The run.
     pub run: RunId,
-    /// How many saves the run had begun before, of any step.
+    /// How many saves the run had begun before, of any step. The highest bit is kept for
+    /// [`successor`](Self::successor).
     pub save: u32,
+}
+
+/// Set in the number of a save that somebody else finishes.
+const SUCCESSOR: u32 = 1 << 31;
+
+impl AttemptId {
+    /// The attempt of those who finish this save in place of its ranks, where these have died: the same for all who do.
+    /// `None` where it is such an attempt itself.
+    pub fn successor(self) -> Option<Self> {
+        (!self.is_successor()).then_some(Self { save: self.save | SUCCESSOR, ..self })
+    }
+
+    /// Whether it finishes a save of ranks that have died.
+    pub fn is_successor(self) -> bool {
+        self.save & SUCCESSOR != 0
+    }
+
+    /// Its place among the saves of its run: a successor comes right after the one that it stands for, and before the
+    /// next save.
+    pub fn place(self) -> u64 {
+        place_of_save(self.save)
+    }
+}
+
+/// See [`AttemptId::place`].
+pub(crate) fn place_of_save(save: u32) -> u64 {
+    u64::from(save & !SUCCESSOR) << 1 | u64::from(save & SUCCESSOR != 0)
 }
 
 impl fmt::Display for AttemptId {
@@ -70,6 +98,18 @@ impl fmt::Display for StructureHash {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_successor_has_a_name_of_its_own_and_its_place_before_the_next_save() {
+        let id = |save| AttemptId { run: RunId(7), save };
+        let next = id(0x1f).successor().unwrap();
+        assert_eq!(next.to_string(), "00000007-8000001f");
+        assert_eq!(next.to_string().parse::<AttemptId>().unwrap(), next);
+        assert!(next.is_successor() && !id(0x1f).is_successor());
+        assert_eq!(next.successor(), None);
+        let places = [id(0x1e), id(0x1f), next, id(0x20)].map(AttemptId::place);
+        assert!(places.is_sorted_by(|a, b| a < b), "{places:?}");
+    }
 
     #[test]
     fn attempts_are_read_back_from_their_one_spelling() {

@@ -7,7 +7,7 @@
 //!
 //! A line is in the order of its commits, not of their numbers: a job may go on with lower ones (a new phase that
 //! counts from 0), and what it has just saved must be neither passed over nor pruned. The order is that of epochs,
-//! and within one that of the run's saves ([`AttemptId::save`](super::AttemptId)). Only where that is not known,
+//! and within one that of the run's saves ([`AttemptId::place`]). Only where that is not known,
 //! because the commits are not all of one run, do numbers count.
 //!
 //! Damage is never stepped over in silence: a commit that cannot be read keeps its place on the line as far as that is
@@ -20,7 +20,7 @@ use forebay_error::{Code, Error, Result};
 
 use super::census::is_damage;
 use super::epoch;
-use super::id::AttemptId;
+use super::id::{AttemptId, place_of_save};
 use super::names::step_folder;
 use super::record::EpochClaim;
 use super::root::Root;
@@ -68,7 +68,7 @@ fn in_order(commits: &[Place], epoch: u64) -> (Vec<Place>, bool) {
     let run = |commit: &Place| commit.attempt.map(|attempt| attempt.run);
     let first = found.first().and_then(run);
     let by_saves = epoch != 0 && first.is_some() && found.iter().all(|commit| run(commit) == first);
-    let save = |commit: &Place| commit.attempt.filter(|_| by_saves).map(|attempt| attempt.save);
+    let save = |commit: &Place| commit.attempt.filter(|_| by_saves).map(AttemptId::place);
     found.sort_unstable_by_key(|commit| (save(commit), commit.step));
     (found, by_saves)
 }
@@ -85,7 +85,7 @@ fn bound_of(commits: &[Place], claim: &EpochClaim, (step, epoch): (u64, u64)) ->
 fn of_epoch(commits: &[Place], epoch: u64, bound: Bound) -> Vec<Place> {
     let is_on = |commit: &Place| match (bound, commit.attempt) {
         (Bound::All, _) | (Bound::Save(_), None) => true,
-        (Bound::Save(last), Some(attempt)) => attempt.save <= last,
+        (Bound::Save(last), Some(attempt)) => attempt.place() <= place_of_save(last),
         (Bound::Step(last), _) => commit.step <= last,
     };
     let found = in_order(commits, epoch).0.into_iter().rev();
@@ -170,7 +170,7 @@ impl CommitInfo {
             return is_known(self) && is_known(other) && self.epoch < other.epoch;
         }
         let saves = self.attempt.zip(other.attempt);
-        saves.is_some_and(|(a, b)| a.run == b.run && a.save < b.save)
+        saves.is_some_and(|(a, b)| a.run == b.run && a.place() < b.place())
     }
 }
 
@@ -247,7 +247,7 @@ impl Claims {
             .collect();
         let order = |step: u64, commit: &CommitInfo| {
             let at = on_line.get(&(step, commit.epoch, commit.attempt));
-            (at.copied(), commit.epoch, commit.attempt.map(|attempt| attempt.save))
+            (at.copied(), commit.epoch, commit.attempt.map(AttemptId::place))
         };
         let mut chosen: BTreeMap<u64, &CommitInfo> = BTreeMap::new();
         for (step, commit) in commits {
@@ -268,7 +268,7 @@ impl Claims {
         let on_line: HashSet<u64> = line.iter().copied().collect();
         let sound = commits.iter().filter(|(_, commit)| commit.damage.is_none());
         let mut off: Vec<_> = sound.filter(|(step, _)| !on_line.contains(step)).collect();
-        let save = |commit: &CommitInfo| commit.attempt.map(|attempt| attempt.save);
+        let save = |commit: &CommitInfo| commit.attempt.map(AttemptId::place);
         off.sort_by_key(|(step, commit)| (commit.epoch, save(commit), *step));
         Ranked { line, off_line: off.into_iter().map(|(step, _)| *step).collect() }
     }
@@ -501,6 +501,22 @@ mod tests {
             Vec::<u64>::new(),
             "only the number is known"
         );
+    }
+
+    #[test]
+    fn a_save_that_others_have_finished_has_the_place_of_that_save() {
+        let saves = |step, save| saved(step, 1, save);
+        let mut finished = saves(9, 1);
+        finished.attempt = finished.attempt.unwrap().successor();
+        // Training went on meanwhile: its next save is newer.
+        let commits = [saves(8, 0), finished, saves(10, 2)];
+        assert_eq!(of_saves(&commits, &[(1, None)], None), [8, 9, 10]);
+        assert_eq!(of_saves(&commits[..2], &[(1, None)], None), [8, 9]);
+        // A job that has restored step 8, or the finished 9.
+        for (step, save, line) in [(8, 0, vec![8]), (9, 1 << 31 | 1, vec![8, 9])] {
+            let parents = [(1, None), (2, Some((step, 1)))];
+            assert_eq!(of_saves(&commits, &parents, Some(save)), line);
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Waiting for the outcome: every rank looks, one commits, all hear the same answer.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_error::{Code, Error, Result};
@@ -59,7 +60,16 @@ impl Attempt {
     /// Errors: the first failure of any rank, with its code; `structure_mismatch`, `lost_commit`, `fenced`, `timeout`,
     /// `not_shared`; I/O of this rank. Ends within the policy's deadline and a few takeover times, come what may.
     pub fn wait_or_commit(
+        self,
+        assemble: &mut dyn FnMut(Gathered) -> Result<Assembled>,
+    ) -> Result<Committed> {
+        self.wait_or_commit_unless(&AtomicBool::new(false), assemble)
+    }
+
+    /// The same, until it is `cancelled`: then the attempt fails for all ranks, unless a commit is decided.
+    pub fn wait_or_commit_unless(
         mut self,
+        cancelled: &AtomicBool,
         assemble: &mut dyn FnMut(Gathered) -> Result<Assembled>,
     ) -> Result<Committed> {
         if self.own_part.is_none() {
@@ -79,7 +89,7 @@ impl Attempt {
             assembled: false,
         };
         loop {
-            match self.look(&mut watch, assemble) {
+            match self.look(&mut watch, cancelled, assemble) {
                 Ok(Some(verdict)) => return self.end(&watch, verdict),
                 Ok(None) => watch.errors = 0,
                 Err(error) => {
@@ -97,6 +107,7 @@ impl Attempt {
     fn look(
         &mut self,
         watch: &mut Watch,
+        cancelled: &AtomicBool,
         assemble: &mut dyn FnMut(Gathered) -> Result<Assembled>,
     ) -> Result<Option<Verdict>> {
         let now = self.root.clock.now();
@@ -112,6 +123,11 @@ impl Attempt {
                 let mut failure = Failure::new(Code::Timeout, &what);
                 failure.rank = Some(self.spec.rank);
                 self.abort(&failure)?;
+                Ok(None)
+            }
+            None if cancelled.load(Ordering::Relaxed) => {
+                let error = Error::new(Code::Cancelled, "the save was cancelled");
+                self.abort(&Failure::of(self.spec.rank, &error))?;
                 Ok(None)
             }
             None => self.act(watch, assemble, now).map(|()| None),

@@ -54,12 +54,13 @@ mod part_codec;
 mod part_decode;
 mod read;
 mod resolve;
-mod rows;
+pub(crate) mod rows;
 mod structure;
+mod structure_codec;
 mod structure_hash;
 mod value;
-mod version;
-mod wire;
+pub(crate) mod version;
+pub(crate) mod wire;
 
 pub use build::{Builder, Head};
 pub use find::Found;

@@ -93,7 +93,8 @@ impl RowWriter {
     }
 }
 
-fn put_path(out: &mut Vec<u8>, name: &str, path: &[PathStep]) {
+/// Appends the way to a value of that name.
+pub(crate) fn put_path(out: &mut Vec<u8>, name: &str, path: &[PathStep]) {
     let steps = path.len() as u64;
     let mut cut = Vec::new();
     let mut rest = name;
@@ -220,7 +221,8 @@ impl RowReader {
     }
 }
 
-fn take_path(take: &mut Take<'_>, name: &str) -> Result<Vec<PathStep>> {
+/// Takes the way to a value of that name.
+pub(crate) fn take_path(take: &mut Take<'_>, name: &str) -> Result<Vec<PathStep>> {
     let code = take.at_most(MAX_PATH_STEPS * 2 + 1, "as the length of a path")?;
     if code == 1 {
         return Err(take.bad("a path without steps"));

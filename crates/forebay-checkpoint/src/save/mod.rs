@@ -14,6 +14,7 @@
 //! A failure anywhere ends the attempt on all ranks with the same error; the step that was there before stays.
 
 mod assemble;
+mod bequest;
 mod files;
 mod part;
 mod plan;
@@ -26,6 +27,7 @@ mod write;
 
 pub(crate) use assemble::metadata;
 pub use assemble::{Facts, assemble};
+pub use bequest::{Bequest, MAX_BEQUEST_BYTES};
 pub use files::Source;
 pub use plan::{SaveItem, SavePlan, What};
 pub(crate) use plan::{torch_dtype, torch_shape};

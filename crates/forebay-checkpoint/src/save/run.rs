@@ -89,7 +89,7 @@ fn with_protocol(
     let durable = job.started.elapsed();
     let facts = facts(request);
     let structure = request.plan.structure();
-    let committed = attempt.wait_or_commit(&mut |gathered: Gathered| {
+    let committed = attempt.wait_or_commit_unless(&job.cancelled, &mut |gathered: Gathered| {
         assemble(&facts, &structure, &gathered.parts, gathered.manifest_name)
     })?;
     Ok(Outcome {

@@ -15,6 +15,7 @@ use crate::job::{Jobs, SAMPLE_EVERY};
 use crate::metrics::Counts;
 use crate::settings::Settings;
 use crate::socket::{Socket, Tracker};
+use crate::staged::Saves;
 
 /// Threads that move bytes of requests: a page a second is nothing.
 const THREADS: usize = 2;
@@ -49,6 +50,7 @@ impl Agent {
         counts: Arc<Counts>,
         tracker: Arc<dyn Tracker>,
         copies: &Arc<Copies>,
+        saves: Arc<Saves>,
     ) -> Result<Self> {
         let files = Files::new(settings.clone());
         let checked = settings.check_http()?;
@@ -64,8 +66,8 @@ impl Agent {
             Self { runtime: None, end, sampler: None, stopping: Arc::default(), http: None };
         if let Some(path) = &settings.socket {
             let users = &settings.socket_users;
-            let socket =
-                Socket::bind(path, users, Arc::clone(&jobs), Arc::clone(&counts), tracker)?;
+            let (own, seen) = (Arc::clone(&jobs), Arc::clone(&counts));
+            let socket = Socket::bind(path, users, own, seen, tracker, saves)?;
             tracing::info!(socket = %path.display(), "listening");
             runtime.spawn(told(socket.serve(ended.clone())));
         }

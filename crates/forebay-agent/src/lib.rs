@@ -12,6 +12,7 @@
 //! | `track` | folders that clients hand over |
 //! | `copies` | copies of what is on this node's drives, on others |
 //! | `socket` | local processes |
+//! | `staged` | staged saves of processes, which are finished here where these die |
 //! | `http`, `session`, `secret` | everybody else, and what they may |
 //! | `page`, `metrics`, [`trace`], [`words`] | what is shown |
 //! | `notify` | the service manager |
@@ -32,6 +33,7 @@ mod service;
 mod session;
 mod settings;
 mod socket;
+mod staged;
 #[cfg(test)]
 mod testing;
 pub mod trace;
@@ -42,4 +44,5 @@ mod work;
 pub use metrics::Counts;
 pub use notify::notify;
 pub use service::{Service, check};
-pub use socket::client::Client;
+pub use socket::client::{Client, Staged};
+pub use socket::message::StagedSave;

@@ -94,7 +94,7 @@ fn send(to: &OsStr, state: &str, fd: Option<BorrowedFd<'_>>) -> std::io::Result<
     socket.connect_addr(&address)?;
     // One that does not listen any more must not hold anything up.
     socket.set_write_timeout(Some(SEND_TIME))?;
-    send_with(&socket, state.as_bytes(), fd)?;
+    send_with(&socket, state.as_bytes(), fd.as_slice())?;
     Ok(())
 }
 

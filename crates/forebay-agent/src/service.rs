@@ -17,6 +17,7 @@ use crate::lead::Leading;
 use crate::metrics::Counts;
 use crate::notify;
 use crate::settings::Settings;
+use crate::staged::{Saves, Times};
 use crate::track::{Folders, Trackers};
 use crate::work::Work;
 
@@ -50,6 +51,8 @@ pub struct Service {
     trackers: Arc<Trackers>,
     runner: Arc<Runner>,
     copies: Arc<Copies>,
+    /// Goes on where the agent starts anew in this process.
+    saves: Option<Arc<Saves>>,
     counts: Arc<Counts>,
     config: Config,
 }
@@ -61,11 +64,17 @@ impl Service {
     pub fn start(config: &Config, counts: Arc<Counts>) -> Result<Self> {
         // At once: until then they are open to all that this process starts.
         let mut kept = notify::kept();
-        Self::start_with(config, counts, &mut kept)
+        let saves = Saves::new(staged_limit(config), Times::default(), Arc::clone(&counts));
+        Self::start_with(config, counts, &mut kept, &saves)
     }
 
     /// The same, and goes on with folders, which are taken once nothing can go wrong any more.
-    fn start_with(config: &Config, counts: Arc<Counts>, kept: &mut Folders) -> Result<Self> {
+    fn start_with(
+        config: &Config,
+        counts: Arc<Counts>,
+        kept: &mut Folders,
+        saves: &Arc<Saves>,
+    ) -> Result<Self> {
         let settings = settings(config)?;
         settings.check_http()?;
         let tiers = Tiers::open(config)?;
@@ -75,15 +84,16 @@ impl Service {
         let trackers = Arc::new(trackers.with_copies(Arc::clone(&copies)));
         // The socket first: where another agent has it, nothing is to move twice.
         let tracker = Arc::clone(&trackers);
+        saves.set_limit(staged_limit(config));
         let (all, count) = (Arc::clone(&jobs), Arc::clone(&counts));
-        let agent = Agent::start(&settings, all, count, tracker, &copies)?;
+        let agent = Agent::start(&settings, all, count, tracker, &copies, Arc::clone(saves))?;
         let reach = reach_of(config);
         let runner = Arc::new(Runner::start_for(tiers, Duties::All, reach)?);
         let leading = (reach == Reach::OwnDrive).then(|| Leading::start(CONFIGURED, &runner));
         let leading = leading.transpose()?;
         jobs.add(CONFIGURED, copies.add(CONFIGURED, &runner)?)?;
-        let (agent, config) = (Some(agent), config.clone());
-        let service = Self { agent, leading, trackers, runner, copies, counts, config };
+        let (agent, saves, config) = (Some(agent), Some(Arc::clone(saves)), config.clone());
+        let service = Self { agent, leading, trackers, runner, copies, saves, counts, config };
         service.trackers.resume(std::mem::take(kept))?;
         Ok(service)
     }
@@ -97,14 +107,18 @@ impl Service {
         if let Err(error) = check(config) {
             return (Some(self), Err(error));
         }
-        let mut folders = self.end();
         let (counts, before) = (Arc::clone(&self.counts), self.config.clone());
+        // They are let go by clients that were there before, and what is being finished goes on.
+        let saves = self.saves.take();
+        let saves = saves.unwrap_or_else(|| Saves::new(0, Times::default(), Arc::clone(&counts)));
+        let mut folders = self.end();
         drop(self);
-        match Self::start_with(config, Arc::clone(&counts), &mut folders) {
+        match Self::start_with(config, Arc::clone(&counts), &mut folders, &saves) {
             Ok(service) => (Some(service), Ok(())),
-            Err(error) => match Self::start_with(&before, counts, &mut folders) {
+            Err(error) => match Self::start_with(&before, counts, &mut folders, &saves) {
                 Ok(service) => (Some(service), Err(error)),
                 Err(again) => {
+                    saves.stop();
                     (None, Err(error.hint(format!("nor does it start as before: {again}"))))
                 }
             },
@@ -125,6 +139,9 @@ impl Service {
     fn end(&mut self) -> Folders {
         (self.agent, self.leading) = (None, None);
         std::thread::scope(|scope| {
+            if let Some(saves) = self.saves.take() {
+                scope.spawn(move || saves.stop());
+            }
             let trackers = scope.spawn(|| self.trackers.stop());
             self.copies.remove(CONFIGURED);
             self.runner.stop();
@@ -151,6 +168,15 @@ fn reach_of(config: &Config) -> Reach {
         true => Reach::OwnDrive,
         false => Reach::All,
     }
+}
+
+/// Bytes of staged saves that are kept: as configured, else half of the machine's memory.
+fn staged_limit(config: &Config) -> u64 {
+    config.agent.staged_limit.unwrap_or_else(|| {
+        let info = rustix::system::sysinfo();
+        // Both are 64 bits wide, or less.
+        (info.totalram as u64).saturating_mul(u64::from(info.mem_unit)) / 2
+    })
 }
 
 /// What the configuration says about listening.

@@ -383,7 +383,7 @@ fn records_of(job: &str, configured: Option<&str>) -> Result<String> {
 }
 
 /// The same folder, open once more.
-fn again(folder: &OwnedFd) -> Result<OwnedFd> {
+pub(crate) fn again(folder: &OwnedFd) -> Result<OwnedFd> {
     folder.try_clone().map_err(|error| Error::io("cannot open a folder once more", error))
 }
 
@@ -408,7 +408,7 @@ fn stat(folder: &OwnedFd) -> Result<rustix::fs::Stat> {
 }
 
 /// Whether a folder may be handed over; its device and inode.
-fn check_folder(folder: &OwnedFd, uid: u32) -> Result<(u64, u64)> {
+pub(crate) fn check_folder(folder: &OwnedFd, uid: u32) -> Result<(u64, u64)> {
     check_user(uid)?;
     let stat = stat(folder)?;
     let own = rustix::process::geteuid().as_raw();
@@ -422,7 +422,7 @@ fn check_folder(folder: &OwnedFd, uid: u32) -> Result<(u64, u64)> {
 }
 
 /// Where a folder is, for people: it may be somewhere else for the agent, or nowhere.
-fn shown_path(folder: &OwnedFd) -> PathBuf {
+pub(crate) fn shown_path(folder: &OwnedFd) -> PathBuf {
     let link = format!("/proc/self/fd/{}", folder.as_raw_fd());
     std::fs::read_link(link).unwrap_or_else(|_| PathBuf::from("a folder"))
 }

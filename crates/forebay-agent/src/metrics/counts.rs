@@ -17,6 +17,11 @@ pub struct Counts {
     pub(crate) denied: AtomicU64,
     pub(crate) http_connections: AtomicI64,
     pub(crate) socket_clients: AtomicI64,
+    /// Staged saves, and their bytes.
+    pub(crate) staged_saves: AtomicI64,
+    pub(crate) staged_bytes: AtomicU64,
+    /// Of processes that died, by what became of them.
+    finished: Mutex<BTreeMap<&'static str, u64>>,
     /// Spans that were not sent.
     pub(crate) spans_lost: AtomicU64,
 }
@@ -41,6 +46,20 @@ impl Counts {
 
     pub(crate) fn denied(&self) {
         self.denied.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// So many staged saves are kept or being finished now.
+    pub(crate) fn staged(&self, saves: usize, bytes: u64) {
+        self.staged_saves.store(i64::try_from(saves).unwrap_or(i64::MAX), Ordering::Relaxed);
+        self.staged_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn finished(&self, result: &'static str) {
+        *lock(&self.finished).entry(result).or_default() += 1;
+    }
+
+    pub(super) fn all_finished(&self) -> Vec<(&'static str, u64)> {
+        lock(&self.finished).iter().map(|(&result, &n)| (result, n)).collect()
     }
 
     pub(super) fn answers(&self) -> Vec<(&'static str, u16, u64)> {

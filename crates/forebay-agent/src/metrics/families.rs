@@ -309,6 +309,27 @@ pub(crate) const FAMILIES: &[Family] = &[
         },
     ),
     agent(
+        "forebay_agent_staged_saves",
+        Gauge,
+        &[],
+        "Staged saves that are kept, or finished, for their processes",
+        |c, to| to.add(&[], c.staged_saves.load(Ordering::Relaxed) as f64),
+    ),
+    agent("forebay_agent_staged_bytes", Gauge, &[], "Bytes of memory that they take", |c, to| {
+        to.add(&[], c.staged_bytes.load(Ordering::Relaxed) as f64)
+    }),
+    agent(
+        "forebay_agent_staged_finished_total",
+        Counter,
+        &["result"],
+        "Saves of processes that died: committed, failed, or not_needed (ranks had done it)",
+        |c, to| {
+            for (result, count) in c.all_finished() {
+                to.add(&[result], count as f64);
+            }
+        },
+    ),
+    agent(
         "forebay_agent_denied_total",
         Counter,
         &[],

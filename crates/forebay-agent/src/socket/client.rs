@@ -10,7 +10,7 @@ use rustix::fd::BorrowedFd;
 use serde_json::Value;
 
 use super::frame::{ANSWER_BYTES_MAX, Reader, send};
-use super::message::{Answer, Request};
+use super::message::{Answer, Request, StagedSave};
 use super::serve::CROWDED_TIME;
 
 /// Where an agent listens that is a service, unless it is told otherwise.
@@ -52,26 +52,26 @@ impl Client {
     /// How a job stands. Errors: `not_found` for a job that is none; I/O.
     pub fn status(&mut self, job: Option<&str>) -> Result<Status> {
         let job = job.map(str::to_owned);
-        let value = self.ask(&Request::Status { job }, None, self.patience)?;
+        let value = self.ask(&Request::Status { job }, &[], self.patience)?;
         self.typed(value)
     }
 
     /// The names of the agent's jobs. Errors: I/O.
     pub fn jobs(&mut self) -> Result<Vec<String>> {
-        let value = self.ask(&Request::Jobs, None, self.patience)?;
+        let value = self.ask(&Request::Jobs, &[], self.patience)?;
         self.typed(value)
     }
 
     /// Carries out an action; its outcome. Errors: those of the action; I/O.
     pub fn act(&mut self, job: Option<&str>, action: &Value) -> Result<Value> {
         let (job, action) = (job.map(str::to_owned), action.clone());
-        self.ask(&Request::Act { job, action }, None, ACT_TIME)
+        self.ask(&Request::Act { job, action }, &[], ACT_TIME)
     }
 
     /// Something was saved. Errors: I/O.
     pub fn wake(&mut self, job: Option<&str>) -> Result<()> {
         let job = job.map(str::to_owned);
-        self.ask(&Request::Wake { job }, None, self.patience).map(drop)
+        self.ask(&Request::Wake { job }, &[], self.patience).map(drop)
     }
 
     /// Hands a folder over: what is saved there is moved on, whatever becomes of this process. Says what the job is
@@ -81,40 +81,54 @@ impl Client {
     /// a job of that name; I/O.
     pub fn track(&mut self, job: &str, folder: BorrowedFd<'_>) -> Result<Value> {
         let job = job.to_owned();
-        self.ask(&Request::Track { job }, Some(folder), self.patience)
+        self.ask(&Request::Track { job }, &[folder], self.patience)
     }
 
     /// Stops what [`track`](Self::track) began. Errors: `not_found`; I/O.
     pub fn untrack(&mut self, job: &str) -> Result<()> {
         let job = job.to_owned();
-        self.ask(&Request::Untrack { job }, None, self.patience).map(drop)
+        self.ask(&Request::Untrack { job }, &[], self.patience).map(drop)
     }
 
-    fn ask(
-        &mut self,
-        request: &Request,
-        fd: Option<BorrowedFd<'_>>,
-        time: Duration,
-    ) -> Result<Value> {
+    /// Gives a staged save to the agent, which finishes it where this process dies before it is let go: the checkpoint
+    /// folder, sealed memory, and the [`Bequest`](forebay_checkpoint::save::Bequest) in memory that is sealed for good.
+    /// `job` is for people.
+    ///
+    /// Errors: `usage` for memory that could change its size, and what is no bequest for it; `permission_denied` for
+    /// another user's folder; `unsupported` where no more is kept; I/O.
+    pub fn stage(
+        mut self,
+        job: &str,
+        folder: BorrowedFd<'_>,
+        memory: BorrowedFd<'_>,
+        bequest: BorrowedFd<'_>,
+    ) -> Result<Staged> {
+        let request = Request::Stage { job: job.to_owned() };
+        self.ask(&request, &[folder, memory, bequest], self.patience)?;
+        Ok(Staged(self))
+    }
+
+    /// The saves that the agent keeps or finishes: of a folder, or all. Errors: I/O.
+    pub fn staged(&mut self, folder: Option<BorrowedFd<'_>>) -> Result<Vec<StagedSave>> {
+        let value = self.ask(&Request::Staged, folder.as_slice(), self.patience)?;
+        self.typed(value)
+    }
+
+    fn ask(&mut self, request: &Request, fds: &[BorrowedFd<'_>], time: Duration) -> Result<Value> {
         if self.used.elapsed() > REUSE_TIME {
             self.stream = connect(&self.path)?;
         }
-        let answer = self.exchange(request, fd, time);
+        let answer = self.exchange(request, fds, time);
         self.used = Instant::now();
         answer
     }
 
-    fn exchange(
-        &self,
-        request: &Request,
-        fd: Option<BorrowedFd<'_>>,
-        time: Duration,
-    ) -> Result<Value> {
+    fn exchange(&self, request: &Request, fds: &[BorrowedFd<'_>], time: Duration) -> Result<Value> {
         let text = serde_json::to_vec(request).map_err(|error| {
             Error::new(Code::Internal, "cannot write a request").with_source(error)
         })?;
         // Somebody who may not use it is told so before the request is read.
-        let sent = send(&self.stream, &text, fd, SEND_TIME);
+        let sent = send(&self.stream, &text, fds, SEND_TIME);
         let frame = Reader::new(&self.stream).next(ANSWER_BYTES_MAX, Some(time), REST_TIME);
         let frame = match (sent, frame) {
             (_, Ok(Some(frame))) => frame,
@@ -140,6 +154,17 @@ impl Client {
             .with_source(error)
             .at(self.path.display())
             .hint("agent and client should be of one version")
+    }
+}
+
+/// A save that an agent keeps, for as long as this lives. Dropping it is what a process does that dies.
+pub struct Staged(Client);
+
+impl Staged {
+    /// It has ended: the agent forgets it. Errors: I/O; then the agent takes the process for dead.
+    pub fn let_go(self) -> Result<()> {
+        // On this connection, however long it was idle.
+        self.0.exchange(&Request::LetGo, &[], self.0.patience).map(drop)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Frames on the socket: bounded, with at most one descriptor beside each.
+//! Frames on the socket: bounded, with few descriptors beside each.
 
 use std::io::{IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
@@ -27,22 +27,34 @@ const PIECE_BYTES: usize = 64 << 10;
 /// | 4 | length of the text, little endian |
 /// | length | JSON, one object |
 ///
-/// A request for `track` carries one descriptor (SCM_RIGHTS) with any of its bytes; no other frame carries any.
+/// A request for `track` carries one descriptor (SCM_RIGHTS) with any of its bytes, one for `stage` three; no answer
+/// carries any.
 pub(super) struct Frame {
     pub(super) text: Vec<u8>,
-    pub(super) fd: Option<OwnedFd>,
+    /// In the order in which they came.
+    pub(super) fds: Vec<OwnedFd>,
 }
+
+/// Descriptors of a frame, at the most.
+pub(super) const FDS_MAX: usize = 3;
 
 /// Takes frames off a stream.
 pub(super) struct Reader<'a> {
     stream: &'a UnixStream,
-    fd: Option<OwnedFd>,
+    fds: Vec<OwnedFd>,
+    /// How many are taken with a frame.
+    most_fds: usize,
     began: bool,
 }
 
 impl<'a> Reader<'a> {
     pub(super) fn new(stream: &'a UnixStream) -> Self {
-        Self { stream, fd: None, began: false }
+        Self { stream, fds: Vec::new(), most_fds: 1, began: false }
+    }
+
+    /// The same for frames with up to [`FDS_MAX`] descriptors.
+    pub(super) fn with_fds(stream: &'a UnixStream) -> Self {
+        Self { most_fds: FDS_MAX, ..Self::new(stream) }
     }
 
     /// Whether the last frame began: after a `timeout` without one the other side was only idle.
@@ -53,7 +65,7 @@ impl<'a> Reader<'a> {
     /// The next frame; `None` where the stream ended before one. The first byte may take `idle`, the rest `time`.
     ///
     /// Errors: `timeout`; `truncated` for a frame that broke off; `unsupported` for one of more than `most` bytes, or
-    /// with more than one descriptor; I/O.
+    /// with more descriptors than are taken; I/O.
     pub(super) fn next(
         &mut self,
         most: usize,
@@ -61,7 +73,7 @@ impl<'a> Reader<'a> {
         time: Duration,
     ) -> Result<Option<Frame>> {
         let mut head = [0; 4];
-        (self.fd, self.began) = (None, false);
+        (self.fds, self.began) = (Vec::new(), false);
         self.wait(idle)?;
         let first = self.some(&mut head)?;
         self.began = first > 0;
@@ -82,7 +94,7 @@ impl<'a> Reader<'a> {
             text.resize(len.min(from + PIECE_BYTES), 0);
             self.all(text.get_mut(from..).unwrap_or_default(), until)?;
         }
-        Ok(Some(Frame { text, fd: self.fd.take() }))
+        Ok(Some(Frame { text, fds: std::mem::take(&mut self.fds) }))
     }
 
     /// Sets how long the next call may wait.
@@ -109,8 +121,8 @@ impl<'a> Reader<'a> {
 
     /// What is there, at least a byte; 0 at the end.
     fn some(&mut self, to: &mut [u8]) -> Result<usize> {
-        // Room for more than one, so that too many are seen and closed, not left in the queue.
-        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        // Room for more, so that too many are seen and closed, not left in the queue.
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX + 1))];
         let mut control = RecvAncillaryBuffer::new(&mut room);
         let slices = &mut [IoSliceMut::new(to)];
         let received = rustix::io::retry_on_intr(|| {
@@ -124,11 +136,15 @@ impl<'a> Reader<'a> {
         for message in control.drain() {
             let RecvAncillaryMessage::ScmRights(fds) = message else { continue };
             for fd in fds {
-                many |= self.fd.replace(fd).is_some();
+                // One too many is closed here.
+                match self.fds.len() < self.most_fds {
+                    true => self.fds.push(fd),
+                    false => many = true,
+                }
             }
         }
         if many {
-            let what = "more than one descriptor came with a frame, or some were lost";
+            let what = "more descriptors came with a frame than are taken, or some were lost";
             return Err(Error::new(Code::Unsupported, what));
         }
         Ok(received.bytes)
@@ -139,7 +155,7 @@ impl<'a> Reader<'a> {
 pub(super) fn send(
     mut stream: &UnixStream,
     text: &[u8],
-    fd: Option<BorrowedFd<'_>>,
+    fds: &[BorrowedFd<'_>],
     time: Duration,
 ) -> Result<()> {
     let len = u32::try_from(text.len()).map_err(|error| {
@@ -151,22 +167,22 @@ pub(super) fn send(
     };
     stream.set_write_timeout(Some(time)).map_err(failed)?;
     let head = len.to_le_bytes();
-    let sent = match fd {
-        None => 0,
-        Some(_) => send_with(stream, &head, fd).map_err(|errno| failed(errno.into()))?,
+    let sent = match fds {
+        [] => 0,
+        _ => send_with(stream, &head, fds).map_err(|errno| failed(errno.into()))?,
     };
     stream.write_all(head.get(sent..).unwrap_or_default()).map_err(failed)?;
     stream.write_all(text).map_err(failed)
 }
 
-/// Sends bytes in one call, with a descriptor beside them where one is given; how many went. Errors: those of the call.
+/// Sends bytes in one call, with descriptors beside them, [`FDS_MAX`] at the most; how many went. Errors: those of the
+/// call.
 pub(crate) fn send_with(
     socket: impl AsFd,
     bytes: &[u8],
-    fd: Option<BorrowedFd<'_>>,
+    fds: &[BorrowedFd<'_>],
 ) -> Result<usize, Errno> {
-    let fds = fd.as_slice();
-    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut room);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(Errno::NOBUFS);
@@ -188,13 +204,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let open = std::fs::File::open(folder.path()).unwrap();
         let mut reader = Reader::new(&two);
-        send(&one, b"{}", None, TIME).unwrap();
-        send(&one, b"{\"a\":1}", Some(open.as_fd()), TIME).unwrap();
+        send(&one, b"{}", &[], TIME).unwrap();
+        send(&one, b"{\"a\":1}", &[open.as_fd()], TIME).unwrap();
         let next = |reader: &mut Reader<'_>| reader.next(100, None, TIME).unwrap();
         let first = next(&mut reader).unwrap();
-        assert_eq!((first.text.as_slice(), first.fd.is_none()), (b"{}".as_slice(), true));
+        assert_eq!((first.text.as_slice(), first.fds.is_empty()), (b"{}".as_slice(), true));
         let second = next(&mut reader).unwrap();
-        let stat = rustix::fs::fstat(second.fd.unwrap()).unwrap();
+        let stat = rustix::fs::fstat(&second.fds[0]).unwrap();
         assert_eq!(stat.st_ino, std::fs::metadata(folder.path()).unwrap().ino());
         drop(one);
         assert!(next(&mut reader).is_none());
@@ -217,6 +233,28 @@ mod tests {
         one.write_all(&[9, 0, 0, 0, 1]).unwrap();
         drop(one);
         assert_eq!(reader.next(100, None, TIME).err().unwrap().code(), Code::Truncated);
+    }
+
+    #[test]
+    fn some_descriptors_keep_their_order_where_they_are_taken() {
+        let (one, two) = UnixStream::pair().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let files: Vec<_> = (0..=FDS_MAX)
+            .map(|number| {
+                std::fs::File::create_new(folder.path().join(number.to_string())).unwrap()
+            })
+            .collect();
+        let fds: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        send(&one, b"{}", &fds[..FDS_MAX], TIME).unwrap();
+        let frame = Reader::with_fds(&two).next(100, None, TIME).unwrap().unwrap();
+        let inode = |file: BorrowedFd<'_>| rustix::fs::fstat(file).unwrap().st_ino;
+        let got: Vec<u64> = frame.fds.iter().map(|fd| inode(fd.as_fd())).collect();
+        assert_eq!(got, fds[..FDS_MAX].iter().map(|fd| inode(*fd)).collect::<Vec<_>>());
+        // One more comes with the rest of the frame.
+        send_with(&one, &[2, 0, 0, 0], &fds[..FDS_MAX]).unwrap();
+        send_with(&one, b"{}", &fds[FDS_MAX..]).unwrap();
+        let error = Reader::with_fds(&two).next(100, None, TIME).err().unwrap();
+        assert_eq!(error.code(), Code::Unsupported);
     }
 
     #[test]

@@ -38,11 +38,48 @@ pub(crate) enum Request {
         /// What the job is called: 1 to 64 letters, digits, `.`, `-` and `_`, the first a letter or digit.
         job: String,
     },
+    /// Keeps a staged save for the case that its process dies; see [`crate::staged`]. Three descriptors come with the
+    /// frame: the checkpoint folder, the memory of the tensors, the bequest. Until `let_go`, or the end of the
+    /// connection, which means that the process has died. Answered with `{"step", "bytes"}`.
+    Stage {
+        /// What the job is called, for people.
+        job: String,
+    },
+    /// The save that this connection has staged has ended: it is kept no more.
+    LetGo,
+    /// The saves that are kept, or being finished: of the folder whose descriptor comes with the frame, or all.
+    /// Answered with a list of [`StagedSave`].
+    Staged,
     /// Stops moving a job's steps, within one part. The folder and what is in the tiers stays.
     Untrack {
         /// Which.
         job: String,
     },
+}
+
+/// A save that is kept for its process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StagedSave {
+    /// The job.
+    pub job: String,
+    /// The step.
+    pub step: u64,
+    /// The attempt of the process.
+    pub attempt: String,
+    /// Its rank.
+    pub rank: u32,
+    /// Ranks of the job.
+    pub world: u32,
+    /// Bytes of its memory that are kept.
+    pub bytes: u64,
+    /// Whether the process has died and its save is being finished.
+    pub finishing: bool,
+    /// Seconds since it was staged, or since the process died.
+    pub seconds: f64,
+    /// Bytes that were written since then.
+    pub written: u64,
+    /// Ranks whose saves are being finished, on any node, as far as it shows.
+    pub begun: u32,
 }
 
 /// What comes back: one of both.
@@ -132,6 +169,7 @@ mod tests {
         let read = |text: &str| serde_json::from_str::<Request>(text);
         read(r#"{"request":"status"}"#).unwrap();
         read(r#"{"request":"wake","job":"a"}"#).unwrap();
+        read(r#"{"request":"let_go"}"#).unwrap();
         for bad in [r#"{"request":"open","path":"/"}"#, r#"{"request":"track"}"#, "[]", "{}"] {
             assert!(read(bad).is_err(), "{bad}");
         }

@@ -18,6 +18,7 @@ use super::place::{Place, bind};
 use crate::accept::accept;
 use crate::job::{Jobs, busy};
 use crate::metrics::Counts;
+use crate::staged::{Held, Saves};
 
 /// Clients at a time; more wait in the kernel's queue.
 const CLIENTS_MAX: usize = 64;
@@ -66,6 +67,7 @@ struct Shared {
     jobs: Arc<Jobs>,
     counts: Arc<Counts>,
     tracker: Arc<dyn Tracker>,
+    saves: Arc<Saves>,
     users: Vec<u32>,
     /// Places of those who are neither root nor the agent's user.
     others: Arc<Semaphore>,
@@ -88,6 +90,7 @@ impl Socket {
         jobs: Arc<Jobs>,
         counts: Arc<Counts>,
         tracker: Arc<dyn Tracker>,
+        saves: Arc<Saves>,
     ) -> Result<Self> {
         let own = rustix::process::geteuid().as_raw();
         let open = users.iter().any(|&user| user != own);
@@ -96,7 +99,7 @@ impl Socket {
         listener.set_nonblocking(true).map_err(failed)?;
         let users = users.iter().copied().chain([0, own]).collect();
         let idle = Idle { most: IDLE_TIME, crowded: CROWDED_TIME };
-        let shared = Arc::new(Shared::new(jobs, counts, tracker, users, idle));
+        let shared = Arc::new(Shared::new(jobs, counts, tracker, saves, users, idle));
         Ok(Self { listener, place, shared })
     }
 
@@ -124,11 +127,12 @@ impl Shared {
         jobs: Arc<Jobs>,
         counts: Arc<Counts>,
         tracker: Arc<dyn Tracker>,
+        saves: Arc<Saves>,
         users: Vec<u32>,
         idle: Idle,
     ) -> Self {
         let (others, copies) = (Arc::new(Semaphore::new(OTHERS_MAX)), Semaphore::new(COPIES_MAX));
-        Self { jobs, counts, tracker, users, others, copies, idle }
+        Self { jobs, counts, tracker, saves, users, others, copies, idle }
     }
 
     fn start(
@@ -176,19 +180,25 @@ impl Shared {
             reply(stream, Err(error.again()))?;
             return Err(error);
         }
-        let mut reader = Reader::new(stream);
+        let mut reader = Reader::with_fds(stream);
         let mut idle = Duration::ZERO;
+        // Whatever ends this function ends the connection: what is held then is finished.
+        let mut held: Option<Held> = None;
         loop {
             let wait = self.idle.crowded.min(self.idle.most - idle);
             let next = reader.next(REQUEST_BYTES_MAX, Some(wait), FRAME_TIME);
             // Where it goes on in this process, it is not for those who came before.
-            if *ended.borrow() {
+            // What somebody holds is held on, for this process may go on, and he let go.
+            if *ended.borrow() && held.is_none() {
                 let error = Error::new(Code::Cancelled, "the agent ends");
                 return reply(stream, Err(error));
             }
             match next {
                 Ok(None) => return Ok(()),
                 Err(error) if error.code() == Code::Timeout && !reader.began() => {
+                    if held.is_some() {
+                        continue;
+                    }
                     idle += wait;
                     if idle >= self.idle.most || self.is_crowded() {
                         // Without a word: it would be taken for the answer to what comes next.
@@ -197,7 +207,7 @@ impl Shared {
                 }
                 Ok(Some(frame)) => {
                     idle = Duration::ZERO;
-                    reply(stream, self.answer(frame, peer))?;
+                    reply(stream, self.answer(frame, peer, &mut held))?;
                 }
                 Err(error) => {
                     // Where the next frame begins is not known any more.
@@ -214,46 +224,93 @@ impl Shared {
         usize::try_from(clients).is_ok_and(|clients| clients >= CLIENTS_MAX)
     }
 
-    fn answer(&self, frame: Frame, peer: Peer) -> Result<Value> {
+    fn answer(&self, frame: Frame, peer: Peer, held: &mut Option<Held>) -> Result<Value> {
         let request: Request = serde_json::from_slice(&frame.text).map_err(|error| {
             Error::new(Code::Usage, "a request is not understood").with_source(error)
         })?;
-        match (request, frame.fd) {
-            (Request::Track { job }, Some(folder)) => {
+        let mut fds = frame.fds.into_iter();
+        match (request, (fds.next(), fds.next(), fds.next())) {
+            (Request::Track { job }, (Some(folder), None, None)) => {
                 self.counts.asked("track");
                 self.tracker.track(&job, folder, peer.uid)
             }
-            (Request::Track { .. }, None) => {
+            (Request::Track { .. }, _) => {
                 let what = "track needs the open folder, as a descriptor with the frame";
                 Err(Error::new(Code::Usage, what))
             }
-            (_, Some(_)) => Err(Error::new(Code::Usage, "a descriptor came with no use for it")),
-            (Request::Untrack { job }, None) => {
+            (Request::Stage { job }, (Some(folder), Some(memory), Some(bequest))) => {
+                self.counts.asked("stage");
+                self.stage(&job, [folder, memory, bequest], peer, held)
+            }
+            (Request::Stage { .. }, _) => {
+                let what = "stage needs folder, memory and bequest, as descriptors with the frame";
+                Err(Error::new(Code::Usage, what))
+            }
+            (Request::Staged, (folder, None, None)) => {
+                self.counts.asked("staged");
+                let list = self.saves.list(folder.as_ref().map(|folder| (folder, peer.uid)))?;
+                to_value(&list)
+            }
+            (_, (Some(_), _, _)) => {
+                Err(Error::new(Code::Usage, "a descriptor came with no use for it"))
+            }
+            (request, _) => self.answer_plain(request, peer, held),
+        }
+    }
+
+    /// What comes without descriptors.
+    fn answer_plain(&self, request: Request, peer: Peer, held: &mut Option<Held>) -> Result<Value> {
+        match request {
+            Request::LetGo => {
+                self.counts.asked("let_go");
+                let nothing = || Error::new(Code::Usage, "this connection has staged nothing");
+                held.take().ok_or_else(nothing)?.let_go();
+                Ok(Value::Null)
+            }
+            Request::Untrack { job } => {
                 self.counts.asked("untrack");
                 self.tracker.untrack(&job, peer.uid).map(|()| Value::Null)
             }
-            (Request::Status { job }, None) => {
+            Request::Status { job } => {
                 self.counts.asked("status");
-                let status = self.jobs.find(job.as_deref())?.status();
-                serde_json::to_value(status.as_ref()).map_err(|error| {
-                    Error::new(Code::Internal, "cannot write the status").with_source(error)
-                })
+                to_value(self.jobs.find(job.as_deref())?.status().as_ref())
             }
-            (Request::Jobs, None) => {
+            Request::Jobs => {
                 self.counts.asked("jobs");
                 let names = |job: &Arc<crate::job::Job>| json!(job.name());
                 Ok(self.jobs.all().iter().map(names).collect())
             }
-            (Request::Wake { job }, None) => {
+            Request::Wake { job } => {
                 self.counts.asked("wake");
                 self.jobs.find(job.as_deref())?.wake();
                 Ok(Value::Null)
             }
-            (Request::Act { job, action }, None) => {
+            Request::Act { job, action } => {
                 self.counts.asked("act");
                 self.act(job.as_deref(), &action, peer)
             }
+            Request::Track { .. } | Request::Stage { .. } | Request::Staged => {
+                Err(Error::new(Code::Internal, "a request with descriptors came here"))
+            }
         }
+    }
+
+    fn stage(
+        &self,
+        job: &str,
+        fds: [OwnedFd; 3],
+        peer: Peer,
+        held: &mut Option<Held>,
+    ) -> Result<Value> {
+        if held.is_some() {
+            let what = "this connection has staged a save already";
+            return Err(Error::new(Code::Usage, what).hint("let it go first"));
+        }
+        let staged = self.saves.stage(job, fds, peer.uid)?;
+        let shown = staged.show();
+        *held = Some(staged);
+        let shown = shown.map(|shown| json!({ "step": shown.step, "bytes": shown.bytes }));
+        Ok(shown.unwrap_or_default())
     }
 
     fn act(&self, job: Option<&str>, action: &Value, peer: Peer) -> Result<Value> {
@@ -280,6 +337,12 @@ impl Shared {
     }
 }
 
+fn to_value<T: serde::Serialize + ?Sized>(answer: &T) -> Result<Value> {
+    serde_json::to_value(answer).map_err(|error| {
+        Error::new(Code::Internal, "cannot write an answer as JSON").with_source(error)
+    })
+}
+
 fn reply(stream: &UnixStream, result: Result<Value>) -> Result<()> {
     let answer = match result {
         Ok(value) => Answer::Ok(value),
@@ -287,7 +350,7 @@ fn reply(stream: &UnixStream, result: Result<Value>) -> Result<()> {
     };
     let text = serde_json::to_vec(&answer)
         .map_err(|error| Error::new(Code::Internal, "cannot write an answer").with_source(error))?;
-    send(stream, &text, None, FRAME_TIME)
+    send(stream, &text, &[], FRAME_TIME)
 }
 
 #[cfg(test)]

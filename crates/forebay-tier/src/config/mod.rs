@@ -166,6 +166,8 @@ pub struct AgentConfig {
     pub peer_ca_file: Option<PathBuf>,
     /// Where traces go.
     pub otlp_endpoint: Option<String>,
+    /// Most bytes of staged saves that are kept for processes; half of the machine's memory where `None`.
+    pub staged_limit: Option<u64>,
 }
 
 /// What is beside the file.
@@ -434,6 +436,7 @@ impl AgentConfig {
             peer_url: section.text("peer_url")?,
             peer_ca_file: section.path("peer_ca_file", None)?,
             otlp_endpoint: section.text("otlp_endpoint")?,
+            staged_limit: section.size("staged_limit", None)?,
         };
         section.finish()?;
         Ok(read)
@@ -458,6 +461,7 @@ impl Default for AgentConfig {
             peer_url: None,
             peer_ca_file: None,
             otlp_endpoint: None,
+            staged_limit: None,
         }
     }
 }

@@ -1,10 +1,12 @@
 //! `forebay tier jobs`: what the agent of this machine works for, a line each.
 //!
-//! JSON: `[{"job", "place", "steps", "waiting", "moving", "troubled": [tier]}]`; `troubled` are tiers that are not
-//! well.
+//! JSON: `[{"job", "place", "steps", "waiting", "moving", "troubled": [tier], "staged": [{...}]}]`; `troubled` are
+//! tiers that are not well, `staged` saves that are kept or finished for processes. Of a job whose folder the agent of
+//! another node moves there are only those.
 
 use std::io::Write;
 
+use forebay_agent::{StagedSave, words};
 use forebay_error::{Code, Error, Result};
 use forebay_tier::status::{Health, Status};
 use serde::Serialize;
@@ -23,6 +25,7 @@ struct Line {
     waiting: u64,
     moving: usize,
     troubled: Vec<String>,
+    staged: Vec<StagedSave>,
 }
 
 /// Runs it. A tier that is down makes the exit code 1, as in `status`.
@@ -38,6 +41,16 @@ pub(super) fn run(args: &SocketArgs, console: &Console) -> Result<Outcome> {
         };
         well &= !status.tiers.iter().any(|tier| tier.health == Health::Down);
         lines.push(line(job, &status));
+    }
+    for save in agent.staged(None)? {
+        let known = lines.iter().position(|line| line.job == save.job);
+        let known = known.unwrap_or_else(|| {
+            lines.push(line(save.job.clone(), &Status::default()));
+            lines.len() - 1
+        });
+        if let Some(line) = lines.get_mut(known) {
+            line.staged.push(save);
+        }
     }
     if lines.is_empty() {
         return Err(Error::new(Code::NotFound, "the agent has no job"));
@@ -60,6 +73,7 @@ fn line(job: String, status: &Status) -> Line {
         waiting: status.waiting,
         moving: status.transfers.len(),
         troubled: troubled.map(|tier| tier.name.clone()).collect(),
+        staged: Vec::new(),
     }
 }
 
@@ -84,5 +98,19 @@ fn print(out: &mut dyn Write, lines: &[Line]) -> std::io::Result<()> {
             clean(&line.place).into_owned(),
         ]
     };
-    table::write(out, head, &lines.iter().map(row).collect::<Vec<_>>())
+    table::write(out, head, &lines.iter().map(row).collect::<Vec<_>>())?;
+    lines.iter().flat_map(|line| &line.staged).try_for_each(|save| print_staged(out, save))
+}
+
+fn print_staged(out: &mut dyn Write, save: &StagedSave) -> std::io::Result<()> {
+    let (job, size) = (clean(&save.job), words::bytes(save.bytes));
+    let who = format!("step {}, rank {} of {}", save.step, save.rank, save.world);
+    let time = words::time(save.seconds);
+    match save.finishing {
+        false => writeln!(out, "{job}: {who}: {size} staged for {time}"),
+        true => {
+            let written = words::bytes(save.written);
+            writeln!(out, "{job}: {who}: its process died {time} ago, {written} of {size} written")
+        }
+    }
 }

@@ -114,11 +114,7 @@ pub(crate) fn try_save(
     number: u32,
     state: &State,
 ) -> Result<()> {
-    let store = Root {
-        store: Arc::new(PosixStore::open(root).unwrap()),
-        clock: Arc::new(SystemClock::default()),
-        identify: Arc::new(OurMetadata),
-    };
+    let store = root_at(root);
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..world)
             .map(|rank| {
@@ -132,6 +128,15 @@ pub(crate) fn try_save(
     })
 }
 
+/// A folder as the protocol of commits has it.
+pub(crate) fn root_at(folder: &Path) -> Root {
+    Root {
+        store: Arc::new(PosixStore::open(folder).unwrap()),
+        clock: Arc::new(SystemClock::default()),
+        identify: Arc::new(OurMetadata),
+    }
+}
+
 fn save_rank(
     root: &Root,
     step: u64,
@@ -139,6 +144,36 @@ fn save_rank(
     number: u32,
     state: &State,
 ) -> Result<()> {
+    let Rank { request, objects, memory } = rank_of(root, step, (rank, world), number, state);
+    let engine = Engine::new(Device::Host, EngineConfig::default());
+    let config = ArenaConfig { size_bytes: 16 << 20, slot_bytes: 1 << 20 };
+    let pool = Arena::new(&Device::Host, &config).unwrap();
+    let sources: Vec<Source> = memory
+        .iter()
+        .map(|memory| Source { place: Place::Host, address: memory.as_ptr() as u64 })
+        .collect();
+    // SAFETY: the memory lives until the save has ended.
+    let save = unsafe { Save::start(&engine, &pool, request, &sources, objects, None) }.unwrap();
+    let done = save.wait(LONG);
+    drop(memory);
+    done.map(|done| assert!(done))
+}
+
+/// What one rank saves: what the save is told, its objects, and the memory of its tensors.
+pub(crate) struct Rank {
+    pub(crate) request: Request,
+    pub(crate) objects: Vec<Object>,
+    pub(crate) memory: Vec<Vec<u8>>,
+}
+
+/// The rank of a world of so many, in the save of that number.
+pub(crate) fn rank_of(
+    root: &Root,
+    step: u64,
+    (rank, world): (u32, u32),
+    number: u32,
+    state: &State,
+) -> Rank {
     let (items, memory) = items(state, rank, world);
     let mine = |_: &_| rank == 0;
     let pickles = state.objects.iter().filter(mine);
@@ -181,18 +216,7 @@ fn save_rank(
         in_place: false,
         commit: Commit::Protocol,
     };
-    let engine = Engine::new(Device::Host, EngineConfig::default());
-    let config = ArenaConfig { size_bytes: 16 << 20, slot_bytes: 1 << 20 };
-    let pool = Arena::new(&Device::Host, &config).unwrap();
-    let sources: Vec<Source> = memory
-        .iter()
-        .map(|memory| Source { place: Place::Host, address: memory.as_ptr() as u64 })
-        .collect();
-    // SAFETY: the memory lives until the save has ended.
-    let save = unsafe { Save::start(&engine, &pool, request, &sources, objects, None) }.unwrap();
-    let done = save.wait(LONG);
-    drop(memory);
-    done.map(|done| assert!(done))
+    Rank { request, objects, memory }
 }
 
 /// What a rank holds, and the memory of its tensors.

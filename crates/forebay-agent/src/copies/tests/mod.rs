@@ -24,6 +24,7 @@ use crate::agent::Agent;
 use crate::job::Jobs;
 use crate::metrics::Counts;
 use crate::settings::Settings;
+use crate::staged::{Saves, Times};
 use crate::track::Trackers;
 use crate::work::Work;
 
@@ -129,7 +130,8 @@ impl Cluster {
         let copies = Arc::new(Copies::new(settings.copies.clone()));
         let tracker = Arc::new(Trackers::new(tiers, Arc::clone(&jobs)));
         let (all, count) = (Arc::clone(&jobs), Arc::clone(&counts));
-        let agent = Agent::start(settings, all, count, tracker, &copies).unwrap();
+        let saves = Saves::new(0, Times::default(), Arc::clone(&count));
+        let agent = Agent::start(settings, all, count, tracker, &copies, saves).unwrap();
         let work = copies.add("run7", &runner).unwrap();
         jobs.add("run7", Arc::clone(&work)).unwrap();
         Node { agent, copies, runner, work, drive, counts, jobs }

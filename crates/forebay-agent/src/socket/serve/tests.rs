@@ -18,7 +18,8 @@ impl Tracker for Nobody {
 
 fn shared(users: Vec<u32>, most: Duration, crowded: Duration) -> Arc<Shared> {
     let (jobs, counts, tracker) = (Arc::default(), Arc::default(), Arc::new(Nobody));
-    Arc::new(Shared::new(jobs, counts, tracker, users, Idle { most, crowded }))
+    let saves = Saves::new(0, crate::staged::Times::default(), Arc::clone(&counts));
+    Arc::new(Shared::new(jobs, counts, tracker, saves, users, Idle { most, crowded }))
 }
 
 const LONG: Duration = Duration::from_secs(30);
@@ -30,7 +31,7 @@ fn own() -> Peer {
 
 fn ask(stream: &UnixStream) -> Result<String> {
     // Who is refused is told so before anything is read, and may find nobody to write to.
-    let _ = send(stream, br#"{"request":"jobs"}"#, None, LONG);
+    let _ = send(stream, br#"{"request":"jobs"}"#, &[], LONG);
     let frame = Reader::new(stream).next(ANSWER_BYTES_MAX, Some(LONG), LONG)?;
     Ok(String::from_utf8(frame.unwrap().text).unwrap())
 }

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `http` | tokens, TLS, actions, sessions, bounds, hostile names |
 //! | `socket` | local processes: protocol, users, folders that are handed over, links that lead out of them |
+//! | `staged` | saves whose processes die, and are finished |
 //! | `deploy` | the service unit and the manifests |
 //! | `life` | start, end, `--check`, two of them, kill -9 in the middle, systemd, log, traces, `top` |
 //! | `page` | the page in a browser, on a phone and on a desk |
@@ -17,6 +18,7 @@ mod http;
 mod life;
 mod page;
 mod socket;
+mod staged;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

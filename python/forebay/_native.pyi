@@ -201,6 +201,7 @@ class Saver:
         host: str | None = None,
         hints: Hints | None = None,
         keep: object = None,
+        bequeath: tuple[Sequence[int], int, Callable[[bytes | str], object]] | None = None,
     ) -> CheckpointSave: ...
 
 @final
@@ -222,6 +223,7 @@ class CheckpointSave:
     def progress(self) -> tuple[int, int]: ...
     def report(self) -> dict[str, Any]: ...
 
+def memory_headroom() -> int | None: ...
 def commit_parts(
     root: _Place,
     parts: Sequence[bytes],

@@ -58,13 +58,14 @@ _log = logging.getLogger("forebay")
 
 
 class Agent:
-    """The agent that moves what one checkpointer saves. Only rank 0 talks to it; on the drives of nodes, one process of
+    """The agent that moves what one checkpointer saves. Rank 0 hands the folder over; on the drives of nodes, one process of
     each does to its own."""
 
     def __init__(self, agent: AgentLike, job: str | None, directory: Place) -> None:
-        self._folder = home_of(directory, "handing over to an agent")
+        #: The folder that is handed over.
+        self.folder = home_of(directory, "handing over to an agent")
         self._socket = None if isinstance(agent, bool) else os.fspath(agent)
-        self.job = self._folder.name if job is None else job
+        self.job = self.folder.name if job is None else job
         if not isinstance(self.job, str) or not _NAME.fullmatch(self.job):
             what = f"a job's name is {self.job!r}"
             raise usage(what, "agent_job: up to 64 letters, digits, '.', '-' and '_'")
@@ -76,11 +77,11 @@ class Agent:
         """Hands the folder over before anything is saved there; a warning if nobody takes it."""
         with contextlib.suppress(OSError):
             # What it is that cannot be made is told by who opens it.
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
         error = self.hand_over()
         if error is not None:
             what = "what is saved stays there until an agent takes it"
-            warnings.warn(f"{self._folder} is not handed over, {what}: {error}", stacklevel=4)
+            warnings.warn(f"{self.folder} is not handed over, {what}: {error}", stacklevel=4)
 
     def hand_over(self) -> Error | None:
         """Hands the folder over, or says that something was saved. The error of it is returned, and logged if it is new."""
@@ -93,18 +94,18 @@ class Agent:
             before, self._error = self._error, error
             first, self._places = not self._places, places
         if error is not None and (before is None or before.what != error.what):
-            _log.warning("forebay: %s is not handed over: %s", self._folder, error)
+            _log.warning("forebay: %s is not handed over: %s", self.folder, error)
         if error is None and first:
             _log.info("forebay: job %s: %s", self.job, " -> ".join(places))
         return error
 
     def _track(self) -> list[str]:
         try:
-            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise make("io", f"cannot open the folder: {error}", str(self._folder)) from error
+            raise make("io", f"cannot open the folder: {error}", str(self.folder)) from error
         try:
-            told = self._ask({"request": "track", "job": self.job}, folder)
+            told = self.ask({"request": "track", "job": self.job}, folder)
         finally:
             os.close(folder)
         told = told if isinstance(told, Mapping) else {}
@@ -119,13 +120,13 @@ class Agent:
         empty."""
         error, status = None, {}
         try:
-            status = self._ask({"request": "status", "job": self.job})
+            status = self.ask({"request": "status", "job": self.job})
         except Error as raised:
             error = raised
         with self._lock:
             error = error or self._error
             places = list(self._places)
-        about = {"socket": self._path(), "job": self.job, "places": places}
+        about = {"socket": self.path(), "job": self.job, "places": places}
         if not isinstance(status, dict) or not status:
             status = {"tiers": [], "steps": [], "transfers": [], "waiting": 0, "errors": []}
         return {**status, "agent": {**about, "error": None if error is None else str(error)}}
@@ -133,7 +134,7 @@ class Agent:
     def act(self, action: Mapping[str, Any]) -> dict[str, Any]:
         """Has something done; its outcome. Errors: the agent's; nobody answers."""
         asked = {"request": "act", "job": self.job, "action": dict(action)}
-        found: dict[str, Any] = self._ask(asked)
+        found: dict[str, Any] = self.ask(asked)
         return found
 
     def drain(self, newest: int | None, timeout: float) -> bool:
@@ -144,25 +145,24 @@ class Agent:
             raise error
         until = monotonic() + timeout
         while True:
-            status = self._ask({"request": "status", "job": self.job})
+            status = self.ask({"request": "status", "job": self.job})
             if _is_done(status, newest):
                 return True
             if monotonic() >= until:
                 return False
             sleep(_LOOK_SECONDS)
 
-    def _path(self) -> str:
+    def path(self) -> str:
         """The socket: the one given, else that of the configuration."""
         if self._socket is None:
             self._socket = os.fspath(_native.Tiers.agent_socket())
         return self._socket
 
-    def _ask(self, request: Mapping[str, Any], folder: int | None = None) -> Any:
+    def ask(self, request: Mapping[str, Any], folder: int | None = None) -> Any:
         """A question, with a folder's descriptor if there is one, and its answer."""
-        path = self._path()
+        path = self.path()
         until = monotonic() + _PATIENCE_SECONDS
-        text = json.dumps(dict(request)).encode()
-        frame = struct.pack("<I", len(text)) + text
+        frame = frame_of(request)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
             link.settimeout(_PATIENCE_SECONDS)
             try:
@@ -173,15 +173,31 @@ class Agent:
                 except BrokenPipeError:
                     # Who is refused is told so before the request is read.
                     pass
-                (length,) = struct.unpack("<I", _received(link, 4, until))
-                if length > _ANSWER_BYTES_MAX:
-                    raise make("unsupported", f"an answer of {length} bytes", path)
-                answer = json.loads(_received(link, length, until))
+                return read_answer(link, path, until)
+            except Error:
+                # Some are errors of the system too.
+                raise
             except OSError as error:
-                raise _unreachable(error, path) from error
-            except ValueError as error:
-                raise make("unsupported", f"not understood: {error}", path) from error
-        return _told(answer, path)
+                raise unreachable(error, path) from error
+
+
+def frame_of(request: Mapping[str, Any]) -> bytes:
+    """A request, as it goes over the socket."""
+    text = json.dumps(dict(request)).encode()
+    return struct.pack("<I", len(text)) + text
+
+
+def read_answer(link: socket.socket, path: str, until: float) -> Any:
+    """The next answer; `path` is what errors call the agent. Errors: the agent's; `OSError`; `TimeoutError` after
+    `until`."""
+    (length,) = struct.unpack("<I", _received(link, 4, until))
+    if length > _ANSWER_BYTES_MAX:
+        raise make("unsupported", f"an answer of {length} bytes", path)
+    try:
+        answer = json.loads(_received(link, length, until))
+    except ValueError as error:
+        raise make("unsupported", f"not understood: {error}", path) from error
+    return _told(answer, path)
 
 
 def _told(answer: Any, path: str) -> Any:
@@ -211,7 +227,8 @@ def _received(link: socket.socket, count: int, until: float) -> bytes:
     return bytes(data)
 
 
-def _unreachable(error: OSError, path: str) -> Error:
+def unreachable(error: OSError, path: str) -> Error:
+    """Why an agent cannot be talked to, with what to do."""
     hint = "`forebay agent` starts one; agent.socket of forebay.toml says where, or agent=PATH"
     if path != _SERVICE_SOCKET and os.path.exists(_SERVICE_SOCKET):
         # A service has no XDG_RUNTIME_DIR, and the session of a job may have one.

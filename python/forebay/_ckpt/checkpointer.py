@@ -98,6 +98,10 @@ class Checkpointer:
             saved. Each node keeps its own ranks' files, one of its processes, or its agent, moves them to the next tier,
             where a step is committed when all nodes have brought theirs. A restore waits for that, and reads what its node
             has from there.
+        survive: with `agent`: a save that has returned is finished by the agents of the job's nodes if its processes die. It
+            is copied into host memory that the agent has too, as much as this rank's share of the state, kept from save
+            to save; no GPU memory is taken. A job that starts again waits for what its agent is finishing. Where the
+            memory or the agent cannot be had, that is a warning, and saves are as without. For saves that do not block.
     """
 
     def __init__(
@@ -119,6 +123,7 @@ class Checkpointer:
         agent: AgentLike = False,
         agent_job: str | None = None,
         records: PathLike | None = None,
+        survive: bool = False,
     ) -> None:
         self._settings = parse(
             directory,
@@ -136,6 +141,7 @@ class Checkpointer:
             agent,
             agent_job,
             records,
+            survive,
         )
         self._pid = os.getpid()
         #: The last step restored or committed.
@@ -277,6 +283,10 @@ class Checkpointer:
             # What it still reads is about to be overwritten.
             self._run.finish(4)
         ranks = self._ranks()
+        self._await_agent()
+        if self._settings.survival is not None:
+            # Those of all nodes.
+            ranks.exchange(None)
         directory = self._settings.directory
         chosen = choose(directory, step, ranks, self._settings.tiers)
         request = Request(
@@ -331,6 +341,7 @@ class Checkpointer:
 
     def _found(self, step: object) -> tuple[Place, int]:
         """Where a step is, or the newest, and its number."""
+        self._await_agent()
         tiers, number = self._settings.tiers, None if step == "latest" else parse_step(step)
         if tiers is not None:
             return tiers.nearest(number)[:2]
@@ -344,6 +355,7 @@ class Checkpointer:
     def latest(self) -> int | None:
         """The newest committed step of the newest run. Ranks that ask at different times may see different ones."""
         self._check_process()
+        self._await_agent()
         if self._settings.tiers is None:
             return _native.latest(self._settings.directory)
         on_drives = self._settings.tiers.lacking(None)
@@ -531,6 +543,11 @@ class Checkpointer:
         return f"<Checkpointer {str(self._settings.directory)!r}>"
 
     # Inside
+
+    def _await_agent(self) -> None:
+        """Waits until the agent has finished what processes of the job have staged that are dead."""
+        if self._settings.survival is not None:
+            self._settings.survival.wait()
 
     def _ranks(self) -> Ranks:
         if self._run is not None and not self._run.ranks.stale:

@@ -24,6 +24,12 @@ class Running(Protocol):
     def report(self) -> Report: ...
 
 
+class Kept(Protocol):
+    """Who finishes the save if this process dies."""
+
+    def end(self, error: Error | None) -> None: ...
+
+
 class SaveHandle:
     """A save of one step. Made by `Checkpointer.save`."""
 
@@ -35,12 +41,14 @@ class SaveHandle:
         settled: bool = False,
         skipped: bool = False,
         rank: int | None = None,
+        link: Kept | None = None,
     ) -> None:
         #: The step, as it was when `save` was called.
         self.step = step
         #: Whether the save was left out because the one before was still under way (`on_busy="skip"`).
         self.skipped = skipped
         self._running = running
+        self._link = link
         self._facts = facts
         #: This rank, where there are others.
         self._rank = rank
@@ -144,7 +152,7 @@ class SaveHandle:
         before, `plan_seconds` describing the state (and agreeing on it, if `agreed`), `start_seconds` starting the
         copies; `hook_seconds`, where a hook of `attach` waited later. `snapshot` is how the state was copied: "shadow"
         within GPU memory, "pool" into staging memory that has room for it, "stream" through staging memory as that
-        empties, "in place" not at all. `predicted_stall_s` is what was expected of it, None where rates are not known.
+        empties, "staged" into memory that the agent has too, "in place" not at all. `predicted_stall_s` is what was expected of it, None where rates are not known.
 
         When things were done, in seconds since the save began: `staged_seconds` all copied, `write_seconds` all written,
         `durable_seconds` durable on this rank, `commit_seconds` committed on all. `cpu_seconds` is what its threads took.
@@ -222,6 +230,10 @@ def settle(handle: SaveHandle) -> None:
     with handle._lock:
         if handle._over.is_set():
             return
+        link, handle._link = handle._link, None
+        if link is not None:
+            # Before anybody may use the memory again.
+            link.end(failure)
         handle._report, handle._error = report, failure
         # Nothing of the caller's is kept beyond the end; after an error `staged` still tells it.
         handle._running = None if failure is None else running

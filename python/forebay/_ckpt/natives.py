@@ -45,6 +45,10 @@ class Natives:
         is the step that it goes on from. A collective call."""
         self.forget()
         self.run_id = run_id
+        if self.settings.survival is not None:
+            # What is claimed ends what agents finish of the run before, on all nodes.
+            self.settings.survival.wait()
+            ranks.exchange(None)
         error: Error | None = None
         epoch: int | None = None
         if ranks.rank == 0:

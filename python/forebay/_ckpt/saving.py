@@ -14,6 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from math import prod
 from time import monotonic, perf_counter, sleep
 from typing import Any
@@ -58,7 +59,7 @@ class Run:
         self.ranks = Ranks(settings.process_group)
         self.natives = Natives(settings)
         self.structures = Structures(self.ranks, settings.threads, settings.directory)
-        self.snapshots = Snapshots(settings.shadow, training)
+        self.snapshots = Snapshots(settings.shadow, training, survival=settings.survival)
         self.stall = Stall()
         self.watcher = Watcher()
         self._after = weakref.WeakMethod(after)
@@ -98,7 +99,7 @@ class Run:
         facts["plan_seconds"] = planned - waited
         facts["start_seconds"] = perf_counter() - planned
         rank = None if self.ranks.alone else self.ranks.rank
-        handle = SaveHandle(step, running, facts, snapshot.settled, rank=rank)
+        handle = SaveHandle(step, running, facts, snapshot.settled, rank=rank, link=snapshot.link)
         try:
             self.last = self.training.handle = handle
             self._watch(handle)
@@ -249,6 +250,28 @@ class Run:
         side_files: list[tuple[str, bytes]],
         blocking: bool,
     ) -> Running:
+        plan, memory, link = ready.plan, snapshot.memory, snapshot.link
+        assert plan.agreed is not None and plan.structure is not None
+        bequeath = None
+        if memory is not None and link is not None:
+            give = partial(link.hand_over, memory)
+            bequeath = (memory.offsets(snapshot.keep), memory.bytes, give)
+        try:
+            return self._started(step, ready, snapshot, side_files, blocking, bequeath)
+        except BaseException:
+            if link is not None:
+                link.abandon()
+            raise
+
+    def _started(
+        self,
+        step: int,
+        ready: Ready,
+        snapshot: Snapshot,
+        side_files: list[tuple[str, bytes]],
+        blocking: bool,
+        bequeath: Any,
+    ) -> Running:
         plan = ready.plan
         assert plan.agreed is not None and plan.structure is not None
         return self.natives.saver(self.snapshots.device, self.ranks).start(
@@ -262,13 +285,15 @@ class Run:
             epoch=self.natives.epoch or 0,
             parent=self.parent,
             stream=snapshot.stream,
-            in_place=blocking,
+            # What is staged stays as it is too.
+            in_place=blocking or snapshot.memory is not None,
             side_files=side_files if self.ranks.rank == 0 else [],
             torch=torch.__version__,
             python=platform.python_version(),
             host=platform.node(),
             hints=self.natives.hints,
             keep=snapshot.keep,
+            bequeath=bequeath,
         )
 
     def _withdraw(self, step: int | None, error: BaseException) -> None:
@@ -320,6 +345,10 @@ class Run:
         self.settings.directory.mkdir(parents=True, exist_ok=True)
         self.snapshots.device, self.snapshots.staging_bytes = device, staging
         mode = self.snapshots.mode_for(pieces, size)
+        if mode == "staged":
+            self.snapshots.prepare_staged(size, pieces)
+            # Copies never wait for the disk.
+            staging = size
         if mode == "shadow" and (stepped or self.settings.shadow is True):
             self.snapshots.prepare(pieces)
         if mode != "shadow":

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from forebay._catalog import PathLike
 from forebay._ckpt.agents import Agent, AgentLike
 from forebay._ckpt.nodetier import node_place
+from forebay._ckpt.survival import Survival
 from forebay._ckpt.tiers import Tiers, TiersLike
 from forebay._errors import usage
 from forebay._save import parse_size
@@ -44,6 +45,8 @@ class Settings:
     device: str | None
     tiers: Tiers | None = None
     agent: Agent | None = None
+    #: The agent that keeps what is staged.
+    survival: Survival | None = None
 
 
 def parse(
@@ -62,6 +65,7 @@ def parse(
     agent: AgentLike = False,
     agent_job: str | None = None,
     records: PathLike | None = None,
+    survive: bool = False,
 ) -> Settings:
     """Checks the arguments of `Checkpointer`. Errors: `usage`."""
     if isinstance(directory, bytes) or not isinstance(directory, str | os.PathLike):
@@ -83,6 +87,11 @@ def parse(
     if not isinstance(agent, bool | str | os.PathLike) or not agent and agent is not False:
         raise usage(f"agent is {agent!r}, True or the path of a socket is needed")
     handed = None if agent is False else Agent(agent, agent_job, place)
+    if type(survive) is not bool:
+        raise usage(f"survive is {survive!r}, True or False is needed")
+    if survive and handed is None:
+        what = "survive=True, and there is no agent"
+        raise usage(what, "the agent finishes saves whose processes have died: agent=True")
     if records is not None:
         node_place(place, records)
         if tiers is None:
@@ -95,6 +104,9 @@ def parse(
         raise usage(what, "say in the tiers what stays: nothing must go that was not moved on")
     farther = None if tiers is None else Tiers(tiers, place, handed is None, records)
     if farther is not None and farther.node is not None:
+        if survive:
+            what = "survive=True with records: an agent finishes no saves to the drives of nodes"
+            raise usage(what, "leave one of them out")
         place = farther.node.place
     return Settings(
         place,
@@ -110,6 +122,7 @@ def parse(
         None if device is None else _device_name(device),
         farther,
         handed,
+        Survival(handed) if survive and handed is not None else None,
     )
 
 

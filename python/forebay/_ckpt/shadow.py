@@ -75,13 +75,17 @@ class Shadow:
         if self.buffer is None or self.buffer.nbytes < total:
             # The old buffer goes first: both at once may not fit.
             self.buffer = None
-            self.buffer = torch.empty(total, dtype=torch.uint8, device=self.device)
+            self.buffer = self._take(total)
         buffer = self.buffer
         self.views = [
             buffer[place : place + shape.numel() * dtype.itemsize].view(dtype).view(shape)
             for place, (dtype, shape) in zip(places, form, strict=True)
         ]
         self.form = form
+
+    def _take(self, size: int) -> torch.Tensor:
+        """Memory for all views."""
+        return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def release(self) -> None:
         """Gives the memory back to the allocator."""

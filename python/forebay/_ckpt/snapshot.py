@@ -4,6 +4,7 @@
   may go on at once.
 - `pool`, `stream`: nothing is copied here. The native part copies into its staging pool, and says when it has
   everything; `stream` is its name where the pool is smaller than the state, so that the copies wait for the disk.
+- `staged`: everything is copied into memory of the host that the agent has too, when the copies are there (`survival`).
 - `in place`: the caller waits for the end of the save. A folder in memory is written from the tensors themselves; to
   a disk the bytes go through the staging pool, because that is quicker.
 
@@ -26,7 +27,9 @@ from typing import Any, Literal
 
 import torch
 
-from forebay._ckpt.shadow import Shadow, headroom, size_of
+from forebay._ckpt.shadow import ALIGN_BYTES, Shadow, headroom, size_of
+from forebay._ckpt.stagedmemory import StagedMemory
+from forebay._ckpt.survival import Link, Survival
 from forebay._ckpt.training import Owned, Training
 
 _log = logging.getLogger("forebay")
@@ -53,6 +56,9 @@ class Snapshot:
     settled: bool
     #: Whether the caller may change what no hook answers for.
     rest_settled: bool = False
+    #: The memory of all tensors, where it outlives the process, and the connection to who gets it.
+    memory: StagedMemory | None = None
+    link: Link | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +74,9 @@ class Snapshots:
     host_shadow: Shadow = field(default_factory=lambda: Shadow(HOST))
     #: Why there is no shadow, once that was told.
     told: str | None = None
+    #: The agent that keeps what is staged, and the memory that it keeps.
+    survival: Survival | None = None
+    staged: StagedMemory = field(default_factory=lambda: StagedMemory(HOST))
 
     def take(
         self, tensors: Sequence[torch.Tensor], blocking: bool, owned: Owned | None = None
@@ -78,6 +87,9 @@ class Snapshots:
         on_device = [self._is_here(tensor) for tensor in ready]
         if blocking:
             return self._plain("in place", ready, on_device)
+        staged = self._staged(ready)
+        if staged is not None:
+            return staged
         may = any(on_device) and self._may_shadow(ready[on_device.index(True)].device)
         self.training.saved = True
         if may:
@@ -89,6 +101,28 @@ class Snapshots:
         mode = "stream" if total > self.staging_bytes else "pool"
         snapshot = self._plain(mode, ready, on_device)
         snapshot.rest_settled = rest_settled
+        return snapshot
+
+    def _staged(self, ready: list[torch.Tensor]) -> Snapshot | None:
+        """Copies everything into memory that outlives this process; None where that is not asked for, or not possible
+        now."""
+        link = None if self.survival is None else self.survival.connect()
+        if link is None:
+            return None
+        assert self.survival is not None
+        try:
+            copies = self.staged.stage(ready)
+        except OSError as error:
+            self.staged.release()
+            link.close()
+            self.survival.degrade(f"no memory to stage in: {error}")
+            return None
+        except BaseException:
+            link.close()
+            raise
+        snapshot = self._plain("staged", copies, [False] * len(copies))
+        snapshot.settled = snapshot.rest_settled = True
+        snapshot.memory, snapshot.link = self.staged, link
         return snapshot
 
     def _may_shadow(self, device: torch.device) -> bool:
@@ -116,6 +150,8 @@ class Snapshots:
 
     def mode_for(self, tensors: Sequence[torch.Tensor], size: int) -> str:
         """The kind of snapshot that a state will get, as far as can be known without taking it."""
+        if self.survival is not None:
+            return "staged"
         here = [tensor for tensor in tensors if self._is_here(tensor)]
         rest = size_of([tensor for tensor in tensors if not self._is_here(tensor)])
         if here and self.shadow is not False and rest <= HOST_SHADOW_BYTES:
@@ -132,10 +168,17 @@ class Snapshots:
         with contextlib.suppress(torch.cuda.OutOfMemoryError):
             self._copy(self._shadow_on(here[0].device), here)
 
+    def prepare_staged(self, size: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Makes the memory that `size` bytes of such tensors are staged in. Where there is none, the first save says so."""
+        room = size + len(tensors) * ALIGN_BYTES
+        with contextlib.suppress(OSError):
+            self.staged.warm(room, any(tensor.is_cuda for tensor in tensors))
+
     def release(self) -> None:
         """Gives back the memory of shadows."""
         self._release_device()
         self.host_shadow.release()
+        self.staged.release()
 
     def _release_device(self) -> None:
         if self.device_shadow is not None:

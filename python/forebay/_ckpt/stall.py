@@ -2,6 +2,7 @@
 
 - With a shadow: the copy within GPU memory, two passes over the bytes, and the launches.
 - With a pool as large as the state: the bytes at the rate of the copies into it.
+- Staged in memory that outlives the process: the same.
 - With a smaller one the copies wait for the disk: what does not fit into the pool, at the rate of the disk.
 
 Rates are measured: before the first save by a copy and, where the disk counts, by a save of a part of the state;
@@ -62,7 +63,7 @@ class Stall:
         if self.copy_rate is None:
             return None
         copying = size / self.copy_rate
-        if mode == "pool" or size <= staging_bytes:
+        if mode in ("pool", "staged") or size <= staging_bytes:
             return copying
         if self.write_rate is None:
             return None

@@ -4,11 +4,12 @@
 //! [`pool`] is staging memory, [`saver`] starts saves and
 //! [`saving`] is one under way, [`reader`] opens checkpoints, [`steps`] looks after a folder of steps.
 //! [`tiers`] moves steps on. [`hints`] is a rank's end of torch's store. [`audit`] tells Python's audit hooks what is
-//! about to be written.
+//! about to be written. [`bequeath`] is for saves that outlive their process.
 //! Flattening, agreement between ranks and everything about torch is the package's.
 
 mod agreed;
 mod audit;
+mod bequeath;
 mod hints;
 mod pool;
 mod reader;
@@ -32,6 +33,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<reader::Checkpoint>()?;
     module.add_class::<steps::ReadLease>()?;
     module.add_class::<tiers::Tiers>()?;
+    module.add_function(wrap_pyfunction!(pool::memory_headroom, module)?)?;
     module.add_function(wrap_pyfunction!(saver::commit_parts, module)?)?;
     module.add_function(wrap_pyfunction!(steps::steps, module)?)?;
     module.add_function(wrap_pyfunction!(steps::latest, module)?)?;

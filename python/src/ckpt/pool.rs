@@ -82,6 +82,12 @@ impl Pool {
     }
 }
 
+/// Bytes of memory that this process may still take, by the machine and its control groups; `None` where nobody says.
+#[pyfunction]
+pub(super) fn memory_headroom() -> Option<u64> {
+    forebay_topology::memory_headroom()
+}
+
 /// Takes every slot once, from several threads: touching memory and pinning it overlap.
 fn warm(device: &Device, arena: &Arc<Arena>, slots: usize) -> forebay_error::Result<()> {
     let threads = slots.clamp(1, PREWARM_THREADS);

@@ -22,6 +22,7 @@ use pyo3::types::PyBytes;
 use sha2::{Digest, Sha256};
 
 use super::audit::Audited;
+use super::bequeath::Bequeath;
 use super::hints::Hints;
 use super::pool::Pool;
 use super::saving::Save;
@@ -98,6 +99,13 @@ struct Settings {
 }
 
 impl Settings {
+    /// Threads that write.
+    fn writers(&self) -> usize {
+        // Writes to memory cost CPU and no waiting, and a file takes one writer at a time.
+        let most = if self.in_memory { WRITERS_IN_MEMORY_MAX } else { WRITERS_MAX };
+        self.takers.unwrap_or_else(|| forebay_topology::worker_cpus().clamp(1, most))
+    }
+
     fn spec(
         &self,
         step: u64,
@@ -232,11 +240,13 @@ impl Saver {
     /// `addresses` has one address for each tensor region that is written, in the order of the structure, `places` a
     /// 1 for each that is on the device and a 0 for the host; `objects` likewise the objects. Memory must stay as it
     /// is until the save is staged (with `in_place`: done); `keep` is held until then. Ranks hear of one another by
-    /// `hints`, where there are some.
+    /// `hints`, where there are some. `bequeath` is `(offsets, bytes, callback)`: the tensors lie at these places of
+    /// memory of so many bytes, and what else it takes to finish the save is given to the callback before it starts.
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of a Python method")]
     #[pyo3(signature = (step, structure, addresses, places, objects, *, agreed, counter, epoch=0,
                         parent=None, stream=None, in_place=false, side_files=Vec::new(),
-                        torch=None, python=None, host=None, hints=None, keep=None))]
+                        torch=None, python=None, host=None, hints=None, keep=None,
+                        bequeath=None))]
     fn start(
         &self,
         py: Python<'_>,
@@ -257,6 +267,7 @@ impl Saver {
         host: Option<String>,
         hints: Option<&Hints>,
         keep: Option<Py<PyAny>>,
+        bequeath: Option<Bequeath>,
     ) -> Result<Save> {
         let settings = self.inner.get()?.clone();
         if (structure.rank, structure.world) != (settings.rank, settings.world) {
@@ -269,10 +280,7 @@ impl Saver {
         let spec = settings.spec(step, counter, epoch, parent, agreed, items);
         let attempt = spec.attempt;
         let info = info(&spec, torch, python, host);
-        let workers = forebay_topology::worker_cpus();
-        // Writes to memory cost CPU and no waiting, and a file takes one writer at a time.
-        let most = if settings.in_memory { WRITERS_IN_MEMORY_MAX } else { WRITERS_MAX };
-        let writers = settings.takers.unwrap_or_else(|| workers.clamp(1, most));
+        let writers = settings.writers();
         let board = hints.map(Hints::board).transpose()?.cloned();
         let request = Request {
             plan: structure.plan.clone(),
@@ -295,6 +303,9 @@ impl Saver {
         };
         let sources = sources(&structure.plan, &addresses, &places)?;
         let objects: Vec<Object> = objects.iter().map(ObjectArg::take).collect();
+        if let Some(bequeath) = bequeath {
+            bequeath.hand_over(py, &request, &objects)?;
+        }
         let keep = keep.map(|keep| Box::new(Kept(Some(keep))) as Box<dyn Any + Send>);
         let started = py.detach(|| {
             // SAFETY: the package passes addresses of tensors that it keeps, by `keep`, until the save is staged or

@@ -212,11 +212,14 @@ impl Root {
     /// How much room there is, in words.
     pub(crate) fn free_text(&self) -> String {
         match rustix::fs::fstatvfs(&self.fd) {
-            Ok(free) => format!(
-                "{} bytes and {} files are free in its file system",
-                free.f_bavail.saturating_mul(free.f_frsize),
-                free.f_favail
-            ),
+            Ok(free) => {
+                let bytes = free.f_bavail.saturating_mul(free.f_frsize);
+                match free.f_favail {
+                    // CephFS and others that do not count them.
+                    u64::MAX => format!("{bytes} bytes are free in its file system"),
+                    files => format!("{bytes} bytes and {files} files are free in its file system"),
+                }
+            }
             Err(_) => "how much is free is not known".to_owned(),
         }
     }

@@ -246,6 +246,7 @@ impl Runner {
         let is_given_up =
             |order: &Order| picture.off_line.contains(&order.step) && partial(order.from);
         let mut wanted = picture.wanted();
+        wanted.extend(picture.refused());
         wanted.retain(|order| !is_given_up(order));
         // Who looks after the rest waits for the drives too.
         let own_only = state.reach == Reach::OwnDrive;

@@ -46,6 +46,8 @@ pub(crate) struct Picture {
     free: Vec<Option<u64>>,
     /// The same without what cannot be used now: for moves.
     moves: (View, Rules),
+    /// Tiers that can be read, and refuse writes.
+    refusing: BTreeSet<usize>,
     /// Whether everything that could keep a step is known.
     pub(crate) marks_known: bool,
 }
@@ -88,9 +90,12 @@ impl Picture {
             tier.ever = tier.ever.into_iter().chain(size).min();
         }
         let moves = usable(&view, &rules, known);
+        let refuses =
+            |(number, tier): (usize, &Known<'_>)| (tier.usable == (false, true)).then_some(number);
+        let refusing = known.iter().enumerate().filter_map(refuses).collect();
         let marks_known = known.iter().all(|tier| tier.sight.is_some_and(|s| s.marks.is_some()));
         let off_line = ranked.off_line.iter().copied().collect();
-        Self { view, rules, off_line, pins, holds, used, free, moves, marks_known }
+        Self { view, rules, off_line, pins, holds, used, free, moves, refusing, marks_known }
     }
 
     /// What is to be moved, the most urgent first, room not looked at.
@@ -99,6 +104,18 @@ impl Picture {
         let mut boundless = rules.clone();
         boundless.tiers.iter_mut().for_each(|tier| tier.capacity = None);
         boundless.moves(view)
+    }
+
+    /// What would be moved to tiers that refuse it just now: it is owed to them all the same.
+    pub(crate) fn refused(&self) -> Vec<Order> {
+        if self.refusing.is_empty() {
+            return Vec::new();
+        }
+        let mut rules = self.rules.clone();
+        rules.tiers.iter_mut().for_each(|tier| tier.capacity = None);
+        let mut owed = rules.moves(&self.moves.0);
+        owed.retain(|order| self.refusing.contains(&order.to));
+        owed
     }
 
     /// Where a step goes that has no room where it is wanted.

@@ -109,7 +109,11 @@ fn moves(
 ) {
     let most = shared.tiers.config.moving.transfers_at_once;
     let mut blocked = 0;
-    for order in state.wanted.clone() {
+    // A tier that is passed over is asked again now and then, with what it is owed.
+    let mut orders = picture.refused();
+    orders.retain(|order| state.tiers.get(order.to).is_some_and(|tier| tier.is_retried(now)));
+    orders.extend(state.wanted.iter().copied());
+    for order in orders {
         if state.moving.len() >= most {
             return;
         }

@@ -1,6 +1,6 @@
 //! What is seen of a runner.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use super::Duties;
 use super::picture::Picture;
 use super::state::{Moving, SLOW, Shared, State};
 use crate::limits::Priority;
-use crate::policy::Rank;
+use crate::policy::{Order, Rank};
 use crate::status::{CopyState, Status, StepStatus, TierStatus, Transfer};
 
 /// All of it, as of now.
@@ -21,22 +21,27 @@ pub(crate) fn status(shared: &Shared) -> Status {
     }
     let tiers = (0..state.tiers.len()).map(|tier| tier_status(shared, &mut state, &picture, tier));
     let tiers = tiers.collect();
+    let refused = picture.refused();
+    let wanted = || state.wanted.iter().chain(&refused);
     Status {
         who: shared.tiers.who.clone(),
         up_seconds: shared.started.elapsed().as_secs_f64(),
         tiers,
-        steps: steps(&state, &picture),
+        steps: steps(&state, &picture, wanted()),
         transfers: state.moving.iter().map(|moving| transfer(moving)).collect(),
-        waiting: waiting(&state),
+        waiting: waiting(&state, wanted()),
         errors: state.troubles.iter().cloned().collect(),
         copies: None,
     }
 }
 
 /// Steps that wait to be moved and are not under way.
-fn waiting(state: &State) -> u64 {
-    let moving = |step: u64| state.moving.iter().any(|moving| moving.order.step == step);
-    state.wanted.iter().filter(|order| !moving(order.step)).count() as u64
+fn waiting<'a>(state: &State, wanted: impl Iterator<Item = &'a Order>) -> u64 {
+    let mut steps: BTreeSet<u64> = wanted.map(|order| order.step).collect();
+    for moving in &state.moving {
+        steps.remove(&moving.order.step);
+    }
+    steps.len() as u64
 }
 
 /// Whether a step that wants to come has no room there, or the next save has none.
@@ -96,9 +101,13 @@ fn tier_status(shared: &Shared, state: &mut State, picture: &Picture, number: us
     }
 }
 
-fn steps(state: &State, picture: &Picture) -> Vec<StepStatus> {
+fn steps<'a>(
+    state: &State,
+    picture: &Picture,
+    wanted: impl Iterator<Item = &'a Order>,
+) -> Vec<StepStatus> {
     let mut coming: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-    for order in &state.wanted {
+    for order in wanted {
         coming.entry(order.step).or_default().push(order.to);
     }
     let moving: BTreeMap<u64, usize> =

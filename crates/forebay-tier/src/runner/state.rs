@@ -289,6 +289,11 @@ impl TierState {
         (reads && !refuses, reads)
     }
 
+    /// Whether a write is to find out now if it still refuses them.
+    pub(crate) fn is_retried(&self, now: Instant) -> bool {
+        !self.unfit && self.gate.is_due(now)
+    }
+
     /// A write to it failed; returns how long it is left alone.
     pub(crate) fn block(&mut self, error: &Error, seed: u64) -> Duration {
         self.blocked = Some(health_of(error));

@@ -7,9 +7,9 @@ use forebay_store::fault::{Fault, FaultStore, Plan};
 use forebay_store::{MemoryStore, Store};
 use forebay_tier::config::Config;
 use forebay_tier::runner::Runner;
-use forebay_tier::status::{CopyState, Health};
+use forebay_tier::status::{CopyState, Health, Status};
 
-use crate::setup::{Switch, config, save_all, settle, start, tables, tier, until};
+use crate::setup::{LONG, Switch, config, save_all, settle, start, tables, tier, until};
 use crate::world::files;
 
 /// Three tiers in memory; the middle one can be switched.
@@ -119,6 +119,35 @@ fn a_tier_that_refuses_for_long_is_passed_over() {
         status.steps.first().is_some_and(|step| step.copies[2] == CopyState::Committed)
     });
     assert_eq!(files(&*world.far, 1), files(&*world.near, 1));
+}
+
+#[test]
+fn what_is_refused_for_long_is_owed_and_tried_again() {
+    let memory = || Arc::new(MemoryStore::new()) as Arc<dyn Store>;
+    let (near, far) = (memory(), memory());
+    let switch = Switch::new(Arc::clone(&far));
+    switch.set_writes(broken(&far, Fault::Errno(libc::EDQUOT)));
+    let stores = [Arc::clone(&near), Arc::clone(&switch) as _];
+    let runner = start(&config(&tables(&["near", "far"])), &stores);
+    save_all(&near, &[1, 2]);
+    let told = |status: &Status| status.errors.iter().filter(|error| error.tier == Some(1)).count();
+    for count in [4, 5] {
+        let status = until(&runner, "refused", |status| told(status) >= count);
+        assert_eq!(tier(&status, "far").health, Health::Full);
+        assert!(runner.look(LONG));
+        let (pending, status) = (runner.pending(), runner.status());
+        assert!(!pending.is_over() && pending.moving + pending.waiting > 0, "{pending:?}");
+        assert!(status.waiting > 0, "{status:#?}");
+        for step in &status.steps {
+            assert!(matches!(step.copies[1], CopyState::Waiting | CopyState::Moving), "{step:?}");
+        }
+    }
+    switch.set_writes(Arc::clone(&far));
+    settle(&runner);
+    for step in [1, 2] {
+        assert_eq!(files(&*far, step), files(&*near, step));
+    }
+    assert_eq!(tier(&runner.status(), "far").committed, 2);
 }
 
 #[test]

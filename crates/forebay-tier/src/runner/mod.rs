@@ -126,6 +126,8 @@ pub struct Pending {
     pub removing: usize,
     /// Commits that were to be removed and cannot be: several tries have failed, and others follow.
     pub stuck: usize,
+    /// Hops to tiers whose stores take no commits at all: nothing is to be waited for.
+    pub refused: usize,
     /// Tiers that were not looked at yet, or do not answer.
     pub unseen: Vec<String>,
 }
@@ -136,9 +138,9 @@ impl Pending {
         *self == Self::default()
     }
 
-    /// Whether there is nothing to wait for: what is left is copies that cannot be removed.
+    /// Whether there is nothing to wait for: what is left is copies that cannot be removed, or never made.
     pub fn is_over(&self) -> bool {
-        *self == Self { stuck: self.stuck, ..Self::default() }
+        *self == Self { stuck: self.stuck, refused: self.refused, ..Self::default() }
     }
 }
 
@@ -246,7 +248,9 @@ impl Runner {
         let is_given_up =
             |order: &Order| picture.off_line.contains(&order.step) && partial(order.from);
         let mut wanted = picture.wanted();
-        wanted.extend(picture.refused());
+        let unfit = |order: &Order| state.tiers.get(order.to).is_some_and(|tier| tier.unfit);
+        let (refused, later): (Vec<_>, Vec<_>) = picture.refused().into_iter().partition(unfit);
+        wanted.extend(later);
         wanted.retain(|order| !is_given_up(order));
         // Who looks after the rest waits for the drives too.
         let own_only = state.reach == Reach::OwnDrive;
@@ -269,6 +273,7 @@ impl Runner {
             waiting: wanted.iter().filter(|order| !under_way(order.step)).count(),
             removing: under_removal + removable.len(),
             stuck: stuck.len(),
+            refused: refused.len(),
             unseen: unseen.filter_map(name).collect(),
         }
     }

@@ -151,6 +151,20 @@ fn what_is_refused_for_long_is_owed_and_tried_again() {
 }
 
 #[test]
+fn what_is_for_a_store_that_takes_no_commits_is_told_and_not_waited_for() {
+    let memory = || Arc::new(MemoryStore::new()) as Arc<dyn Store>;
+    let (near, far) = (memory(), memory());
+    let stores = [Arc::clone(&near), Switch::careless(&far) as _];
+    save_all(&near, &[1, 2]);
+    let runner = start(&config(&tables(&["near", "far"])), &stores);
+    until(&runner, "seen", |status| tier(status, "far").health == Health::ReadOnly);
+    assert!(runner.look(LONG));
+    let pending = runner.pending();
+    assert!(pending.is_over() && !pending.is_none() && pending.refused == 2, "{pending:?}");
+    assert_eq!(tier(&runner.status(), "far").committed, 0);
+}
+
+#[test]
 fn a_slow_tier_holds_nobody_else_up() {
     let world = world(&three(), |switch, middle| {
         let slow = broken(&middle, Fault::Slow(Duration::from_millis(12_000)));

@@ -82,12 +82,22 @@ pub(crate) struct Switch {
     name: String,
     reads: RwLock<Arc<dyn Store>>,
     writes: RwLock<Arc<dyn Store>>,
+    careless: bool,
 }
 
 impl Switch {
     pub(crate) fn new(store: Arc<dyn Store>) -> Arc<Self> {
-        let (reads, writes) = (RwLock::new(Arc::clone(&store)), RwLock::new(Arc::clone(&store)));
-        Arc::new(Self { name: store.name(), reads, writes })
+        Arc::new(Self::of(&store, false))
+    }
+
+    /// One that honours no preconditions.
+    pub(crate) fn careless(store: &Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self::of(store, true))
+    }
+
+    fn of(store: &Arc<dyn Store>, careless: bool) -> Self {
+        let (reads, writes) = (RwLock::new(Arc::clone(store)), RwLock::new(Arc::clone(store)));
+        Self { name: store.name(), reads, writes, careless }
     }
 
     pub(crate) fn set_reads(&self, store: Arc<dyn Store>) {
@@ -113,7 +123,11 @@ impl Store for Switch {
     }
 
     fn abilities(&self) -> Abilities {
-        self.reads().abilities()
+        let abilities = self.reads().abilities();
+        match self.careless {
+            true => Abilities { create_if_absent: false, replace_if_version: false, ..abilities },
+            false => abilities,
+        }
     }
 
     fn get(&self, key: &str, max_bytes: u64) -> Result<Option<(Vec<u8>, Version)>> {

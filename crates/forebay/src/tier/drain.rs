@@ -1,7 +1,8 @@
 //! `forebay tier drain`: moves every step to where it should be, then ends.
 //!
-//! JSON: `{"done", "seconds", "bytes", "moving", "waiting", "removing", "stuck", "unseen": [tier], "errors"}`; the
-//! middle five say what is left where `done` is false. Copies that cannot be removed (`stuck`) are not waited for.
+//! JSON: `{"done", "seconds", "bytes", "moving", "waiting", "removing", "stuck", "refused", "unseen": [tier],
+//! "errors"}`; the middle six say what is left where `done` is false. Copies that cannot be removed (`stuck`), and those
+//! for stores that take no commits (`refused`), are not waited for.
 
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,7 @@ struct Report {
     waiting: usize,
     removing: usize,
     stuck: usize,
+    refused: usize,
     unseen: Vec<String>,
     errors: Vec<Trouble>,
 }
@@ -49,6 +51,7 @@ pub(super) fn run(args: &DrainArgs, console: &Console) -> Result<Outcome> {
         waiting: pending.waiting,
         removing: pending.removing,
         stuck: pending.stuck,
+        refused: pending.refused,
         unseen: pending.unseen,
         errors: status.errors,
     };
@@ -68,6 +71,10 @@ fn print(out: &mut dyn std::io::Write, report: &Report) -> std::io::Result<()> {
     writeln!(out, "not done after {time}: {bytes} moved, {left} steps left to move")?;
     if report.stuck > 0 {
         writeln!(out, "{} copies cannot be removed", report.stuck)?;
+    }
+    if report.refused > 0 {
+        let refused = report.refused;
+        writeln!(out, "{refused} copies are for tiers whose stores take no checkpoints")?;
     }
     match report.unseen.is_empty() {
         true => Ok(()),

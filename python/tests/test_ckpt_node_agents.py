@@ -40,19 +40,25 @@ socket = "agent{node}.sock"
 class Site:
     """A folder for all, with a short path for sockets, and two agents that share what is in it."""
 
+    config = CONFIG
+
     def __init__(self, limit: str = "1 GB/s") -> None:
         self.limit = limit
         self.folder = Path(tempfile.mkdtemp(prefix="fb"))
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
         for name in ("shared", "far"):
             (self.folder / name).mkdir()
+        self.prepare()
         for node in (0, 1):
             self.start(node)
+
+    def prepare(self) -> None:
+        """Makes what agents need to start."""
 
     def start(self, node: int) -> None:
         """Starts the agent of a node."""
         config = self.folder / f"agent{node}.toml"
-        config.write_text(CONFIG.format(node=node, limit=self.limit))
+        config.write_text(self.config.format(node=node, limit=self.limit))
         with open(self.folder / f"agent{node}.log", "ab") as log:
             run = [command(), "agent", "--config", str(config)]
             self.agents[node] = subprocess.Popen(run, stdout=log, stderr=log)

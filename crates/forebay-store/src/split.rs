@@ -297,6 +297,9 @@ impl Store for SplitStore {
         if self.reads_on {
             return self.records.list(prefix, limit);
         }
+        if prefix.starts_with(NODE_OWN) {
+            return self.data.list(prefix, limit);
+        }
         // Data first: of each that is seen there was a record before.
         let data = self.data.list(prefix, limit)?;
         self.check_name()?;
@@ -307,17 +310,22 @@ impl Store for SplitStore {
         if self.reads_on {
             return self.records.list_here(prefix, limit);
         }
+        if prefix.starts_with(NODE_OWN) {
+            return self.data.list_here(prefix, limit);
+        }
         let data = self.data.list_here(prefix, limit)?;
         self.check_name()?;
         merged(self.records.list_here(prefix, limit)?, data, limit)
     }
 
     fn names(&self, prefix: &str, limit: usize) -> Result<Vec<(String, bool)>> {
+        if prefix.starts_with(NODE_OWN) && !self.reads_on {
+            return self.data.names(prefix, limit);
+        }
         let mut names = self.records.names(prefix, limit)?;
         if !self.reads_on {
             let own = self.data.names(prefix, limit)?.into_iter();
-            let stays = |name: &str| stays(&format!("{prefix}{name}"));
-            names.extend(own.filter(|(name, is_folder)| *is_folder || stays(name)));
+            names.extend(own.filter(|(name, is_folder)| *is_folder || is_data(name)));
             names.sort();
             names.dedup();
         }

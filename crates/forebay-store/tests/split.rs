@@ -76,6 +76,10 @@ fn what_a_drive_says_of_itself_stays_on_it() {
     assert!(keys(&records).is_empty());
     assert_eq!(keys(&drives[0]), [mark.as_str(), name.as_str()]);
     assert_eq!(keys(&one), keys(&drives[0]));
+    // Records are not asked for it, and what is there of that name is nobody's.
+    records.put(&format!("{NODE_OWN}odd"), b"x").unwrap();
+    assert_eq!(one.list(NODE_OWN, 9).unwrap().len(), 2);
+    assert_eq!(one.list_here(NODE_OWN, 9).unwrap().len(), 1);
     let names = |prefix: &str| one.names(prefix, 9).unwrap();
     assert_eq!(names(NODE_OWN), [("copies".to_owned(), true), ("drive".to_owned(), false)]);
     assert_eq!(names(&format!("{NODE_OWN}copies/step-7/")), [("x.distcp".to_owned(), false)]);

@@ -194,7 +194,7 @@ impl Drive {
     /// Notes a copy in the audit log.
     pub(super) fn log(&self, what: &str, step: u64, attempt: &str, from: String, to: String) {
         self.runner.note(Event {
-            who: self.runner.status().who,
+            who: self.runner.tiers().who().to_owned(),
             what: what.to_owned(),
             origin: "copies".to_owned(),
             step: Some(step),
@@ -277,15 +277,22 @@ impl Drive {
         if error.code() == Code::Cancelled {
             return;
         }
-        tracing::warn!(job = self.job, %error, "trouble with copies");
-        self.known().own_error = Some(error.to_string());
+        let text = error.to_string();
+        let told = self.known().own_error.replace(text.clone());
+        if told.as_ref() != Some(&text) {
+            tracing::warn!(job = self.job, %error, "trouble with copies");
+        }
     }
 
     /// Notes what went wrong with another.
     pub(super) fn trouble(&self, with: DriveId, error: &Error) {
-        tracing::warn!(job = self.job, drive = %with, %error, "trouble with a buddy");
+        let text = error.to_string();
         let mut known = self.known();
         known.failures += 1;
-        known.errors.insert(with, error.to_string());
+        let told = known.errors.insert(with, text.clone());
+        drop(known);
+        if told.as_ref() != Some(&text) {
+            tracing::warn!(job = self.job, drive = %with, %error, "trouble with a buddy");
+        }
     }
 }

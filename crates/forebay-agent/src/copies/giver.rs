@@ -23,8 +23,9 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Until the drive is stopped.
 pub(super) fn run(drive: &Arc<Drive>, client: Client) {
-    let mut giver =
-        Giver { drive: Arc::clone(drive), client, steps: BTreeMap::new(), rests: BTreeMap::new() };
+    let drive_of = Arc::clone(drive);
+    let (steps, rests, unread) = Default::default();
+    let mut giver = Giver { drive: drive_of, client, steps, rests, unread };
     while !drive.is_stopping() {
         match giver.pass() {
             Ok(true) => {}
@@ -44,6 +45,8 @@ struct Giver {
     steps: BTreeMap<u64, Arc<Giving>>,
     /// Of those that failed.
     rests: BTreeMap<DriveId, Rest>,
+    /// Of steps that could not be read here.
+    unread: BTreeMap<u64, Rest>,
 }
 
 /// What came of one look at a buddy.
@@ -70,18 +73,24 @@ impl Giver {
         let living: Vec<Peer> = peers.into_iter().filter(Peer::is_alive).collect();
         let ring = buddies(&living, opened.id, self.drive.jump);
         for (number, (step, attempt)) in steps.iter().enumerate() {
-            let giving = match self.giving(&opened, *step, attempt) {
-                Ok(giving) => giving,
+            let now = Instant::now();
+            if self.unread.get(step).is_some_and(|rest| !rest.is_due(now)) {
+                continue;
+            }
+            let priority = if number == 0 { Priority::Newest } else { Priority::Archive };
+            let giving = self.giving(&opened, *step, attempt);
+            let given =
+                giving.and_then(|giving| self.give(&opened, *step, &giving, &ring, priority));
+            match given {
+                Ok(true) => return Ok(true),
+                Ok(false) => drop(self.unread.remove(step)),
+                Err(error) if error.code() == Code::Cancelled => return Err(error),
                 // It was removed a moment ago.
-                Err(error) if error.code() == Code::NotCommitted => continue,
+                Err(error) if error.code() == Code::NotCommitted => {}
                 Err(error) => {
                     self.drive.own_trouble(&error);
-                    continue;
+                    self.unread.entry(*step).or_default().fail(now, &error);
                 }
-            };
-            let priority = if number == 0 { Priority::Newest } else { Priority::Archive };
-            if self.give(&opened, *step, &giving, &ring, priority)? {
-                return Ok(true);
             }
         }
         Ok(false)
@@ -90,6 +99,7 @@ impl Giver {
     /// What is not to be copied any more needs no memory.
     fn forget(&mut self, steps: &[(u64, String)]) {
         let attempt = |step: u64| steps.iter().find(|(s, _)| *s == step).map(|(_, a)| a.as_str());
+        self.unread.retain(|step, _| attempt(*step).is_some());
         self.steps.retain(|step, giving| attempt(*step) == Some(&giving.attempt().to_string()));
         let mut known = self.drive.known();
         known.steps.retain(|step, known| attempt(*step) == Some(&known.attempt));

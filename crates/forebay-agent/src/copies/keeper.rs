@@ -4,13 +4,15 @@
 use std::time::{Duration, Instant};
 
 use forebay_error::{Code, Result};
-use forebay_tier::copies::{Announcement, Mark, Peer, announce, mark_lacking, peers, tidy};
+use forebay_tier::copies::{Announcement, Mark, Peer, Peers, announce, mark_lacking, tidy};
 
 use super::client::Client;
 use super::drive::Drive;
 
-/// How often the others are looked for.
+/// How often the others are looked for, as long as there are none. Else it is as often as they say that they are there.
 const PEERS_EVERY: Duration = Duration::from_secs(5);
+/// Looks at the others after which all that they say is read anew.
+const ANEW_EVERY: u64 = 20;
 /// How often copies are looked through.
 const TIDY_EVERY: Duration = Duration::from_secs(2);
 /// How often owners are asked whether they have what is copied here, and how old a copy is then at least: as long as it
@@ -25,10 +27,18 @@ const LOOK: Duration = Duration::from_millis(500);
 pub(super) fn run(drive: &Drive, client: &Client) {
     let now = Instant::now();
     let (mut tell, mut see, mut clean, mut ask) = (now, now, now, now + ASK_EVERY);
+    let (mut all, mut looks) = (Peers::default(), 0);
     while !drive.is_stopping() {
         let mut held = None;
         due(drive, &mut tell, drive.gone / 4, || say(drive));
-        due(drive, &mut see, PEERS_EVERY, || look(drive));
+        let every = match drive.known().peers.len() {
+            0 | 1 => PEERS_EVERY.min(drive.gone / 4),
+            _ => drive.gone / 4,
+        };
+        due(drive, &mut see, every, || {
+            looks += 1;
+            look(drive, &mut all, looks % ANEW_EVERY == 0)
+        });
         due(drive, &mut clean, TIDY_EVERY, || clean_up(drive).map(|marks| held = Some(marks)));
         if let Some(held) = held
             && Instant::now() >= ask
@@ -65,8 +75,13 @@ fn say(drive: &Drive) -> Result<()> {
     Ok(())
 }
 
-fn look(drive: &Drive) -> Result<()> {
-    let found = peers(&drive.opened()?.side.root)?;
+/// `anew`: whatever is known. What is said of those with whom something is wrong is always read.
+fn look(drive: &Drive, all: &mut Peers, anew: bool) -> Result<()> {
+    if anew {
+        *all = Peers::default();
+    }
+    let doubted = drive.known().errors.keys().copied().collect();
+    let found = all.look(&drive.opened()?.side.root, &doubted)?;
     let mut known = drive.known();
     known.errors.retain(|id, _| found.iter().any(|peer| peer.drive == *id));
     known.peers = found;

@@ -115,7 +115,10 @@ impl Copies {
     ///
     /// Errors: no threads; certificates that cannot be read.
     pub(crate) fn add(&self, job: &str, runner: &Arc<Runner>) -> Result<Arc<dyn Work>> {
-        let is_drive = runner.tiers().side(0).is_ok_and(|side| !side.root.store.sees_all());
+        let tiers = runner.tiers();
+        let has_records = tiers.config().tiers.first().is_some_and(|tier| tier.records.is_some());
+        // What is configured may not be reached now.
+        let is_drive = has_records || tiers.side(0).is_ok_and(|side| !side.root.store.sees_all());
         let (true, Some(peer), Some(url)) = (is_drive, &self.settings.peer, self.url.get()) else {
             return Ok(Arc::clone(runner) as Arc<dyn Work>);
         };

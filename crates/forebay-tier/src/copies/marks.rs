@@ -1,6 +1,6 @@
 //! Which files of a drive are copies, and of whose.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use forebay_checkpoint::commit::{Root, step_folder, step_of_folder};
@@ -8,7 +8,7 @@ use forebay_error::{Code, Error, Result};
 use forebay_store::NODE_OWN;
 use serde::{Deserialize, Serialize};
 
-use super::peers::{DriveId, Peer, peers};
+use super::peers::{DriveId, peer};
 
 /// Most marks of a drive that are looked at.
 const MARKS_MAX: usize = 1 << 20;
@@ -91,13 +91,16 @@ pub(crate) fn of_step(root: &Root, step: u64) -> Result<BTreeMap<String, bool>> 
     if names.is_empty() {
         return Ok(BTreeMap::new());
     }
-    let all = peers(root)?;
-    let living: BTreeSet<DriveId> =
-        all.iter().filter(|peer| peer.is_alive()).map(|peer: &Peer| peer.drive).collect();
+    let mut living: BTreeMap<DriveId, bool> = BTreeMap::new();
     let mut found = BTreeMap::new();
     for (name, _) in names {
         let Some((of, lacking)) = read(root, &format!("{prefix}{name}"))? else { continue };
-        found.insert(name, lacking || !living.contains(&of));
+        let lives = match living.get(&of) {
+            Some(lives) => *lives,
+            None => peer(root, of)?.is_some_and(|peer| peer.is_alive()),
+        };
+        living.insert(of, lives);
+        found.insert(name, lacking || !lives);
     }
     Ok(found)
 }

@@ -6,7 +6,7 @@
 //! holder of a copy can bring it to the next tier as it brings its own.
 //!
 //! ```text
-//! .forebay/peers/<drive>                    who has that drive, and is alive           (records: all nodes see it)
+//! .forebay/peers/<drive>/told               who has that drive, and is alive           (records: all nodes see it)
 //! .forebay/here/drive                       the drive's own name, 16 hex digits        (on the drive, as all below)
 //! .forebay/here/copies/step-<N>/<file>      the file of that name is a copy, and whose
 //! .forebay/here/incoming/<16 hex digits>    a copy that is on its way
@@ -35,7 +35,7 @@ mod tidy;
 
 pub use give::Giving;
 pub use marks::{Mark, mark_lacking, marks};
-pub use peers::{Announcement, DriveId, Peer, announce, drive_id, peers, withdraw};
+pub use peers::{Announcement, DriveId, Peer, Peers, announce, drive_id, peer, withdraw};
 pub use receive::{Begun, Incoming, Receiver};
 pub use ring::buddies;
 pub use tidy::{Tidied, tidy};

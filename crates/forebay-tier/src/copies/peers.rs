@@ -4,6 +4,7 @@
 //! by the store's own clock until its writer counts as gone, for now at least, and where to reach its agent; what is
 //! reached there proves who it is by TLS, and nothing that is said here is believed beyond that.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -15,6 +16,8 @@ use serde::{Deserialize, Serialize};
 
 /// Where announcements are.
 const PEERS: &str = ".forebay/peers/";
+/// What one is called there.
+const TOLD: &str = "told";
 /// Longest time after which somebody counts as gone, whatever is announced.
 const GONE_MAX: Duration = Duration::from_secs(3600);
 /// How old one is that is removed by whoever sees it.
@@ -122,27 +125,56 @@ pub fn withdraw(root: &Root, drive: DriveId) -> Result<()> {
     root.store.remove(&key_of(drive)).map(drop)
 }
 
+/// Each has a folder of its own, so that one can be looked at without the others.
 fn key_of(drive: DriveId) -> String {
-    format!("{PEERS}{drive}")
+    format!("{PEERS}{drive}/{TOLD}")
 }
 
-/// All that was announced, by the drives' names. What cannot be read is left out; what is a week old is removed.
-///
-/// Errors: I/O.
-pub fn peers(root: &Root) -> Result<Vec<Peer>> {
-    let mut found = Vec::new();
-    for line in root.store.list_here(PEERS, PEERS_MAX)? {
-        let name = line.key.strip_prefix(PEERS).unwrap_or_default();
-        let Ok(drive) = name.parse::<DriveId>() else { continue };
-        if line.age.0 >= FORGOTTEN {
-            root.store.remove(&line.key)?;
-            continue;
+/// What was announced of one drive. Errors: I/O.
+pub fn peer(root: &Root, drive: DriveId) -> Result<Option<Peer>> {
+    let key = key_of(drive);
+    let listed = root.store.list(&format!("{PEERS}{drive}/"), PEERS_MAX)?;
+    let Some(line) = listed.into_iter().find(|line| line.key == key) else { return Ok(None) };
+    Ok(told(root, drive)?.map(|told| Peer { drive, told, age: line.age.0 }))
+}
+
+/// What is announced; none where it cannot be read.
+fn told(root: &Root, drive: DriveId) -> Result<Option<Announcement>> {
+    let Some((bytes, _)) = root.store.get(&key_of(drive), BYTES_MAX)? else { return Ok(None) };
+    let read = serde_json::from_slice(&bytes);
+    let read = read.inspect_err(|error| tracing::warn!(%drive, %error, "no announcement"));
+    Ok(read.ok())
+}
+
+/// Looks at all that is announced, again and again. What is said of a drive is read once, and once more where somebody
+/// asks for that: of many nodes each would else read what all of them say.
+#[derive(Default)]
+pub struct Peers {
+    known: BTreeMap<DriveId, Announcement>,
+}
+
+impl Peers {
+    /// All drives, by their names; what is said of the `doubted` is read anew. What is a week old is removed.
+    ///
+    /// Errors: I/O.
+    pub fn look(&mut self, root: &Root, doubted: &BTreeSet<DriveId>) -> Result<Vec<Peer>> {
+        let mut found = Vec::new();
+        for line in root.store.list(PEERS, PEERS_MAX)? {
+            let name = line.key.strip_prefix(PEERS).and_then(|key| key.strip_suffix(TOLD));
+            let name = name.and_then(|name| name.strip_suffix('/')).unwrap_or_default();
+            let Ok(drive) = name.parse::<DriveId>() else { continue };
+            if line.age.0 >= FORGOTTEN {
+                root.store.remove(&line.key)?;
+                continue;
+            }
+            let known = self.known.get(&drive).filter(|_| !doubted.contains(&drive));
+            let told = match known {
+                Some(told) => Some(told.clone()),
+                None => told(root, drive)?,
+            };
+            found.extend(told.map(|told| Peer { drive, told, age: line.age.0 }));
         }
-        let Some((bytes, _)) = root.store.get(&line.key, BYTES_MAX)? else { continue };
-        match serde_json::from_slice(&bytes) {
-            Ok(told) => found.push(Peer { drive, told, age: line.age.0 }),
-            Err(error) => tracing::warn!(%drive, %error, "an announcement cannot be read"),
-        }
+        self.known = found.iter().map(|peer| (peer.drive, peer.told.clone())).collect();
+        Ok(found)
     }
-    Ok(found)
 }

@@ -9,8 +9,8 @@ use forebay_checkpoint::progress::Unwatched;
 use forebay_error::Code;
 use forebay_store::{MemoryStore, NODE_OWN, SplitStore, Store};
 use forebay_tier::copies::{
-    Announcement, Begun, DriveId, Giving, Receiver, announce, drive_id, mark_lacking, marks, peers,
-    tidy,
+    Announcement, Begun, DriveId, Giving, Peers, Receiver, announce, drive_id, mark_lacking, marks,
+    peer, tidy, withdraw,
 };
 use forebay_tier::hop::{Arrival, HopReport, Share, Side, hop};
 use forebay_tier::limits::Priority;
@@ -111,7 +111,12 @@ fn who_has_a_copy_brings_it_only_where_its_owner_is_gone() {
     let job = job();
     job.copy(1, 0);
     job.announce(1);
-    assert!(peers(&job.nodes[0].root).unwrap().iter().all(|peer| peer.is_alive()));
+    job.announce(0);
+    let mut peers = Peers::default();
+    let mut look = || peers.look(&job.nodes[0].root, &BTreeSet::new()).unwrap();
+    assert_eq!(look().iter().filter(|peer| peer.is_alive()).count(), 2);
+    assert_eq!(look(), look());
+    assert_eq!(peer(&job.nodes[1].root, job.id(1)).unwrap().unwrap().told.host, "node-1");
     let to = MemoryStore::new();
     let first = job.bring(0, &to);
     assert!(matches!(first.arrival, Arrival::Waiting { files } if files > 0), "{first:?}");
@@ -282,4 +287,36 @@ fn what_came_of_a_copy_goes_unless_it_is_coming() {
     assert!(job.own_records(0).len() == 1 && !job.own_records(0).contains(&left));
     drop(begun);
     assert_eq!(job.own_records(0), [] as [String; 0]);
+}
+
+#[test]
+fn what_is_announced_is_read_once_unless_it_is_doubted() {
+    let job = job();
+    job.announce(0);
+    job.announce(1);
+    let root = &job.nodes[0].root;
+    let (mut peers, none) = (Peers::default(), BTreeSet::new());
+    let host = |found: &[forebay_tier::copies::Peer]| {
+        found.iter().find(|peer| peer.drive == job.id(1)).map(|peer| peer.told.host.clone())
+    };
+    assert_eq!(host(&peers.look(root, &none).unwrap()).unwrap(), "node-1");
+    let told = Announcement {
+        host: "moved".to_owned(),
+        job: "run7".to_owned(),
+        url: "https://moved:1".to_owned(),
+        gone_seconds: 120,
+    };
+    announce(root, job.id(1), &told).unwrap();
+    assert_eq!(host(&peers.look(root, &none).unwrap()).unwrap(), "node-1");
+    let doubted = [job.id(1)].into();
+    assert_eq!(host(&peers.look(root, &doubted).unwrap()).unwrap(), "moved");
+    job.records.put(&format!(".forebay/peers/{}/told", job.id(1)), b"{").unwrap();
+    assert_eq!(host(&peers.look(root, &doubted).unwrap()), None, "what cannot be read is nobody");
+    announce(root, job.id(1), &told).unwrap();
+    withdraw(root, job.id(0)).unwrap();
+    assert_eq!(peers.look(root, &none).unwrap().len(), 1);
+    // After a week nobody expects it back.
+    job.records.advance(Duration::from_secs(7 * 24 * 3600));
+    assert_eq!(peers.look(root, &none).unwrap(), []);
+    assert!(!objects(&job.records, "").keys().any(|key| key.starts_with(".forebay/peers/")));
 }

@@ -104,3 +104,25 @@ fn where_a_buddy_is_full_the_next_one_gets_the_copy() {
     assert_eq!(spare.data(), cluster.own(0));
     [full, spare, giver].into_iter().for_each(Node::stop);
 }
+
+#[test]
+fn a_file_that_is_damaged_here_is_told_and_comes_nowhere() {
+    let cluster = Cluster::new();
+    let key = cluster.own(0).into_keys().next().unwrap();
+    let path = cluster.path("drive0").join(&key);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[100] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let buddy = cluster.start(1, "", &cluster.settings(0, true));
+    let giver = cluster.start(0, "", &cluster.settings(1, true));
+    let told = |status: &Status| {
+        let error = status.copies.as_ref().and_then(|copies| copies.error.as_ref());
+        error.is_some_and(|error| error.contains("not those that were saved"))
+    };
+    let status = giver.until("told", told);
+    assert_eq!(status.steps[0].copies[0], CopyState::OnNodes);
+    assert_eq!(status.copies.unwrap().failures, 0, "it is not the buddy's fault");
+    buddy.until("nothing comes", |_| buddy.marks().is_empty());
+    assert_eq!(buddy.data(), cluster.own(1));
+    [buddy, giver].into_iter().for_each(Node::stop);
+}

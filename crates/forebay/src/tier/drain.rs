@@ -1,8 +1,8 @@
 //! `forebay tier drain`: moves every step to where it should be, then ends.
 //!
 //! JSON: `{"done", "seconds", "bytes", "moving", "waiting", "removing", "stuck", "refused", "unseen": [tier],
-//! "errors"}`; the middle six say what is left where `done` is false. Copies that cannot be removed (`stuck`), and those
-//! for stores that take no commits (`refused`), are not waited for.
+//! "errors"}`; the middle six say what is left where `done` is false. Copies that cannot be removed (`stuck`), and
+//! those for stores that take no commits (`refused`), are not waited for.
 
 use std::time::{Duration, Instant};
 

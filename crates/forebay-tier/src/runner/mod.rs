@@ -21,7 +21,7 @@
 //!
 //! | module | what it does |
 //! | --- | --- |
-//! | `tiers` | the tiers as configured and opened |
+//! | `tiers`, `mounted` | the tiers as configured and opened; whether their file systems are mounted still |
 //! | `sight`, `watch` | one look at a tier; when |
 //! | `picture`, `plan` | what was seen, for the rules; what they say is started |
 //! | `transfer`, `tidy` | moving; removing |
@@ -37,6 +37,7 @@ mod admit;
 mod inside;
 mod io_priority;
 mod journal;
+mod mounted;
 mod picture;
 mod plan;
 mod promote;

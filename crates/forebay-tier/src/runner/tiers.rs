@@ -13,6 +13,7 @@ use forebay_checkpoint::save::OurMetadata;
 use forebay_error::{Code, Error, Result};
 use forebay_store::{PosixStore, Store, create_split, open_store};
 
+use super::mounted;
 use crate::config::{Config, TierConfig};
 use crate::hop::Side;
 use crate::limits::{Caps, Limits};
@@ -35,6 +36,8 @@ pub(crate) struct Tier {
     /// export.
     pub(crate) folder: Option<PathBuf>,
     opened: Mutex<Option<Opened>>,
+    /// Where the folder's file system was mounted when it was opened last.
+    mount: Mutex<Option<PathBuf>>,
 }
 
 /// A tier that is open.
@@ -99,7 +102,8 @@ impl Tiers {
             let given = given.next().map(|store| root_of(store, clock));
             let opened = given.map(|root| Opened { root, folder: None });
             let opened = Mutex::new(opened);
-            tiers.push(Tier { config: tier.clone(), limits, folder, opened });
+            let (config, mount) = (tier.clone(), Mutex::default());
+            tiers.push(Tier { config, limits, folder, opened, mount });
         }
         Ok(Arc::new(Self { config: config.clone(), tiers, clock: Arc::clone(clock), who: who() }))
     }
@@ -189,6 +193,8 @@ impl Tier {
         if let Some(Opened { root, .. }) = &*opened {
             return Ok(Some(root.clone()));
         }
+        let mount = self.mount.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        mount.as_deref().map_or(Ok(()), mounted::check)?;
         // Before it is opened: if it is replaced in between the next look finds that.
         let id = self.folder.as_deref().and_then(id_of);
         let store = match &self.folder {
@@ -208,6 +214,8 @@ impl Tier {
             None => open_store(&self.config.place, &self.config.store)?,
         };
         let root = root_of(store, clock);
+        let mut mount = self.mount.lock().unwrap_or_else(PoisonError::into_inner);
+        *mount = self.folder.as_deref().and_then(mounted::mount_of);
         // One that was made just now is known at the next look.
         let folder = id.or_else(|| self.folder.as_deref().and_then(id_of));
         *opened = Some(Opened { root: root.clone(), folder });

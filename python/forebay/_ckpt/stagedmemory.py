@@ -142,6 +142,9 @@ def _register(mapping: _Mapping, memory: torch.Tensor) -> None:
     address = memory.data_ptr()
     code = int(_cudart().cudaHostRegister(address, memory.nbytes, 0))
     if code != 0:
+        with contextlib.suppress(RuntimeError):
+            # The next launch would find the error, and raise it where nobody expects it.
+            torch.ones(1, device="cuda")
         raise OSError(errno.ENOMEM, f"CUDA does not register {memory.nbytes} bytes: error {code}")
     mapping.registered = address
 

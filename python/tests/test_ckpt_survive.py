@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -31,14 +32,16 @@ Start = Callable[[], "subprocess.Popen[bytes]"]
 BY_AGENT = re.compile(r"[0-9a-f]{8}-8000000[0-9a-f]\Z")
 
 
+def program(site: Path, how: str) -> dict[str, Any]:
+    """A trainer, for `subprocess`."""
+    run = [sys.executable, "-m", "ckpt_cases.survive", str(site / "run7"), str(site / "agent.sock")]
+    here = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    return {"args": [*run, how], "text": True, "env": {**os.environ, "PYTHONPATH": here}}
+
+
 def dies(site: Path, how: str) -> None:
     """Runs a trainer that is killed."""
-    run = [sys.executable, "-m", "ckpt_cases.survive", str(site / "run7"), str(site / "agent.sock")]
-    here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    run.append(how)
-    trainer = subprocess.run(
-        run, capture_output=True, text=True, timeout=120, check=False, env=here
-    )
+    trainer = subprocess.run(**program(site, how), capture_output=True, timeout=120, check=False)
     assert trainer.returncode == -signal.SIGKILL, trainer.stderr
     assert "Warning" not in trainer.stderr
 
@@ -81,6 +84,30 @@ def test_a_trainer_that_is_killed_in_a_save_has_saved(site: Path, start: Start, 
         checkpoints.wait()
         assert checkpoints.latest() == 3
     assert staged(site) == []
+
+
+def test_no_kill_loses_a_step_whose_save_had_returned(site: Path, start: Start) -> None:
+    start()
+    seed = random.randrange(1 << 30)
+    moments = random.Random(seed)
+    newest = 0
+    for _ in range(20 if os.environ.get("FOREBAY_FULL") == "1" else 3):
+        trainer = subprocess.Popen(**program(site, "goes on"), stdout=subprocess.PIPE)
+        assert trainer.stdout is not None
+        with trainer.stdout as told:
+            restored = told.readline()
+            assert restored and int(restored) >= newest, f"seed {seed}: {newest}"
+            time.sleep(moments.random())
+            trainer.kill()
+            # The last line may have been cut.
+            lines = [restored, *told.read().split("\n")[:-1]]
+        assert trainer.wait(60) == -signal.SIGKILL
+        newest = int(lines[-1])
+    with again(site) as checkpoints:
+        latest, new = checkpoints.latest() or 0, survive.state(0)
+        assert latest >= newest, f"seed {seed}: {newest}"
+        checkpoints.restore(new)
+        assert survive.alike(new, survive.state(latest)), f"seed {seed}"
 
 
 def test_what_died_in_the_copy_leaves_the_step_before(site: Path, start: Start) -> None:

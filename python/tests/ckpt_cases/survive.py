@@ -79,6 +79,23 @@ def trainer(folder: str, agent: str, how: str) -> None:
     die()
 
 
+def goes_on(folder: str, agent: str) -> None:
+    """Restores the latest step, says which, and saves one after the other; says each whose save has returned."""
+    with Checkpointer(folder, agent=agent, survive=True) as checkpoints:
+        step = checkpoints.latest() or 0
+        if step:
+            new = state(0)
+            checkpoints.restore(new)
+            assert alike(new, state(step))
+        print(step, flush=True)
+        while True:
+            step += 1
+            now = state(step)
+            checkpoints.save(step, now)
+            now["wide"].zero_()
+            print(step, flush=True)
+
+
 def rank_dies(rank: int, folder: str, agent: str, staged: bool) -> None:
     """As one of some ranks; rank 1 dies in the copy if not all have `staged`."""
     checkpoints = Checkpointer(Path(folder), agent=agent, survive=True)
@@ -121,5 +138,7 @@ def one_rank_dies(rank: int, folder: str, agent: str) -> dict[str, Any] | None:
 
 if __name__ == "__main__":
     # As a program: a process of its own that dies.
+    if sys.argv[3:] == ["goes on"]:
+        goes_on(*sys.argv[1:3])
     trainer(*sys.argv[1:])
     raise forebay.Error("nobody died")

@@ -158,12 +158,23 @@ fn four_files_come_at_a_time_and_slow_ones_are_broken_off() {
         assert!(status(&answer) == 400 && answer.contains("too slowly"), "{answer}");
     }
     // Drop by drop is too slow as well, and the place is free then.
+    node.until("free", |_| talk(&node, &listing).contains("\"busy\":false"));
     let mut drops = begin(&node, &put(&file, PEER_TOKEN, bytes.len(), b""));
-    let sent = bytes.iter().take_while(|byte| {
-        std::thread::sleep(Duration::from_millis(100));
-        drops.write_all(&[**byte]).is_ok()
+    let mut reading = drops.try_clone().unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut answer = [0; 4096];
+        let count = reading.read(&mut answer).unwrap_or(0);
+        String::from_utf8_lossy(answer.get(..count).unwrap_or_default()).into_owned()
     });
-    assert!(sent.count() < 300);
+    let start = std::time::Instant::now();
+    let mut rest = bytes.iter();
+    while !reader.is_finished() && start.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(50));
+        let _ = drops.write_all(&[*rest.next().unwrap()]);
+    }
+    drops.shutdown(std::net::Shutdown::Both).unwrap_or_default();
+    let answer = reader.join().unwrap();
+    assert!(answer.contains("too slowly"), "{answer}");
     assert_eq!(status(&talk(&node, &put(&file, PEER_TOKEN, bytes.len(), &bytes))), 200);
     node.stop();
 }

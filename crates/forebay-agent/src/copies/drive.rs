@@ -57,8 +57,8 @@ pub(super) struct Known {
     pub(super) errors: BTreeMap<DriveId, String>,
     /// What went wrong last with this drive itself.
     pub(super) own_error: Option<String>,
-    /// Copies of others' files here: how many, and their bytes.
-    pub(super) held: (u64, u64),
+    /// Copies of others' files here, by step: how many, and their bytes.
+    pub(super) held: BTreeMap<u64, (u64, u64)>,
     /// Bytes.
     pub(super) sent: u64,
     pub(super) received: u64,
@@ -229,8 +229,8 @@ impl Drive {
             wanted: self.copies as u64,
             steps: steps.collect(),
             nodes: nodes.collect(),
-            held_files: known.held.0,
-            held_bytes: known.held.1,
+            held_files: known.held.values().map(|(files, _)| files).sum(),
+            held_bytes: known.held.values().map(|(_, bytes)| bytes).sum(),
             sent_bytes: known.sent,
             received_bytes: known.received,
             failures: known.failures,

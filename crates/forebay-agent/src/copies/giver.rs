@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Code, Error, Result};
-use forebay_tier::copies::{DriveId, Giving, Peer, buddies};
+use forebay_tier::copies::{DriveId, Giving, Peer, be_modest, buddies};
 use forebay_tier::limits::Priority;
 use forebay_tier::status::{CopyState, Status};
 
@@ -188,10 +188,12 @@ impl Giver {
             };
             return Err(Failed::There(Error::new(code, what).at(peer.told.url.clone())));
         }
-        let part_bytes = self.drive.runner.tiers().config().moving.part_bytes;
+        let moving = &self.drive.runner.tiers().config().moving;
+        let (part_bytes, io_priority) = (moving.part_bytes, moving.io_priority);
         let sending = Sending { to: peer, step, file, own: opened.id };
         let is_stopping = || self.drive.is_stopping();
         self.client.send(&sending, &is_stopping, |each| {
+            be_modest(io_priority);
             giving.read(&opened.side, file, part_bytes, priority, each)
         })?;
         self.drive.known().sent += file.bytes;

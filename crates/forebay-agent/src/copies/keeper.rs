@@ -1,6 +1,7 @@
 //! The thread that keeps a drive's part of the ring: it says that the drive is there, looks who else is, and removes
 //! copies that nobody needs any more.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Code, Result};
@@ -94,8 +95,12 @@ fn clean_up(drive: &Drive) -> Result<Vec<Mark>> {
     let grace = drive.runner.tiers().config().moving.grace;
     opened.receiver.collect(grace)?;
     let tidied = tidy(&opened.side.root, &Drive::landed(&status))?;
-    let bytes = tidied.held.iter().map(|(_, bytes)| bytes).sum();
-    drive.known().held = (tidied.held.len() as u64, bytes);
+    let mut held: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+    for (mark, bytes) in &tidied.held {
+        let (files, all) = held.entry(mark.step).or_default();
+        (*files, *all) = (*files + 1, *all + bytes);
+    }
+    drive.known().held = held;
     if !tidied.removed.is_empty() {
         tracing::info!(job = drive.job, files = tidied.removed.len(), "copies were removed");
     }

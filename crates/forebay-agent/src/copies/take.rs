@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use forebay_error::{Code, Error, Result};
-use forebay_tier::copies::{Begun, DriveId};
+use forebay_tier::copies::{Begun, DriveId, be_modest};
+use forebay_tier::status::{CopyState, Status};
 use tokio::sync::{mpsc, oneshot};
 
 use super::client::{There, ThereFile};
@@ -30,17 +31,26 @@ impl Drive {
         let files = opened.receiver.files(step)?;
         let files = files.into_iter().map(|file| ThereFile { name: file.name, bytes: file.bytes });
         let busy = busy || opened.side.limits.is_paused();
-        Ok(There { files: files.collect(), landed, room: self.room(), busy })
+        Ok(There { files: files.collect(), landed, room: self.room(&status), busy })
     }
 
-    /// Bytes that there is room for.
-    fn room(&self) -> Option<u64> {
-        let coming = self.coming.load(Ordering::Relaxed);
-        self.runner.room().map(|room| room.saturating_sub(coming))
+    /// Bytes that there is room for: what the next save of this node's own needs is none, or training would wait for
+    /// the copies of others.
+    fn room(&self, status: &Status) -> Option<u64> {
+        let room = self.runner.room()?;
+        let newest = status
+            .steps
+            .last()
+            .filter(|step| step.copies.first().is_some_and(|copy| *copy == CopyState::OnNodes));
+        let own = newest.map_or(0, |step| {
+            let held = self.known().held.get(&step.step).map_or(0, |(_, bytes)| *bytes);
+            step.bytes.saturating_sub(held)
+        });
+        Some(room.saturating_sub(self.coming.load(Ordering::Relaxed)).saturating_sub(own))
     }
 
     /// Takes a file whose bytes come in order. `ready` is told once they may come; where it is dropped instead none
-    /// are needed. Blocks until the last has come and is on the disk.
+    /// are needed. Blocks until the last has come and is on the disk; for a thread of its own.
     ///
     /// Errors: those of [`forebay_tier::copies::Receiver::begin`] and of what follows there; `timeout` while the tier
     /// is paused; `no_space`.
@@ -51,11 +61,12 @@ impl Drive {
         ready: oneshot::Sender<()>,
         mut coming: mpsc::Receiver<Bytes>,
     ) -> Result<Answered> {
+        be_modest(self.runner.tiers().config().moving.io_priority);
         let opened = self.opened()?;
         if opened.side.limits.is_paused() {
             return Err(Error::new(Code::Timeout, "the tier is paused"));
         }
-        if self.room().is_some_and(|room| room < bytes) {
+        if self.room(&self.runner.status()).is_some_and(|room| room < bytes) {
             return Err(Error::new(Code::NoSpace, "there is no room for a copy"));
         }
         let _coming = Coming::new(&self.coming, bytes);

@@ -33,6 +33,8 @@ mod receive;
 mod ring;
 mod tidy;
 
+use crate::config::IoPriority;
+
 pub use give::Giving;
 pub use marks::{Mark, mark_lacking, marks};
 pub use peers::{Announcement, DriveId, Peer, Peers, announce, drive_id, peer, withdraw};
@@ -41,3 +43,8 @@ pub use ring::buddies;
 pub use tidy::{Tidied, tidy};
 
 pub(crate) use marks::of_step;
+
+/// For a thread that copies: the disk treats it as one that moves steps.
+pub fn be_modest(io_priority: IoPriority) {
+    crate::runner::io_priority::set(io_priority);
+}

@@ -35,7 +35,7 @@ mod act;
 mod action;
 mod admit;
 mod inside;
-mod io_priority;
+pub(crate) mod io_priority;
 mod journal;
 mod mounted;
 mod picture;

@@ -90,8 +90,10 @@ fn where_a_buddy_is_full_the_next_one_gets_the_copy() {
         std::fs::create_dir_all(&own).unwrap();
         std::fs::write(own.join("drive"), name).unwrap();
     }
-    let own_bytes: usize = cluster.own(1).values().map(Vec::len).sum();
-    let full = cluster.start(1, &format!("capacity = {own_bytes}"), &cluster.settings(0, true));
+    // There is room for its own next save, and almost for a copy beside it.
+    let bytes = |rank: usize| cluster.own(rank).values().map(Vec::len).sum::<usize>();
+    let capacity = 2 * bytes(1) + bytes(0) - 1;
+    let full = cluster.start(1, &format!("capacity = {capacity}"), &cluster.settings(0, true));
     let spare = cluster.start(2, "", &cluster.settings(0, true));
     full.until("seen", |s| s.copies.as_ref().unwrap().nodes.len() == 1);
     let giver = cluster.start(0, "", &settings);

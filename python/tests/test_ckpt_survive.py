@@ -248,6 +248,35 @@ def test_an_agent_that_refuses_is_told_at_the_end_of_the_save(site: Path, start:
         assert checkpoints.save(2, survive.state(2)).result()["snapshot"] == "pool"
 
 
+def test_what_is_staged_is_a_copy_however_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stagedmemory, "_PIECE_BYTES", 1000)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    complex_ = torch.randn(50, dtype=torch.complex64)
+    tensors = [
+        torch.randn(777, 33),
+        torch.randn(20, 30).t(),
+        complex_.conj(),
+        complex_.conj().imag,
+        torch.randn(999).bfloat16(),
+        torch.zeros(0, 3),
+        torch.tensor(True),
+    ]
+    memory = stagedmemory.StagedMemory(torch.device("cpu"))
+    for _ in range(2):
+        copies = memory.stage(tensors)
+        assert all(torch.equal(*pair) for pair in zip(copies, tensors, strict=True))
+        assert not any(copy.is_conj() or copy.is_neg() for copy in copies)
+        for tensor in tensors:
+            tensor.zero_()
+    offsets = memory.offsets(copies)
+    assert offsets[1] >= 777 * 33 * 4 and max(offsets) < memory.bytes
+    assert os.fstat(memory.file).st_size == memory.bytes
+    with pytest.raises(PermissionError):
+        os.ftruncate(memory.file, 0)
+    memory.release()
+    assert memory.file == -1
+
+
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(forebay.Error, match="there is no agent") as raised:
         Checkpointer(tmp_path, survive=True)

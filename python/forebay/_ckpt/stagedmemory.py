@@ -11,12 +11,14 @@ Children of a fork do not have it: neither its pages nor, once they have run (`f
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,10 @@ import torch
 
 from forebay import _native
 from forebay._ckpt.shadow import Shadow
+
+#: What a thread copies at a time, and how many threads do: these reach what memory gives to copies.
+_PIECE_BYTES = 32 << 20
+_COPIERS_MAX = 4
 
 #: Of what is free, how much the ranks of a node take at the most.
 _SHARE = 0.75
@@ -60,12 +66,14 @@ class StagedMemory(Shadow):
         if cuda and not self.pinned:
             self.release()
             self.pinned = True
-        if not cuda:
-            return self.copy(tensors)
         self.make(tensors)
+        pairs = list(zip(self.views, tensors, strict=True))
+        plain = [pair for pair in pairs if _is_plain(pair[1])]
         with torch.no_grad():
-            for view, tensor in zip(self.views, tensors, strict=True):
-                view.copy_(tensor, non_blocking=True)
+            for view, tensor in pairs:
+                if not _is_plain(tensor):
+                    view.copy_(tensor, non_blocking=True)
+        _copy(plain)
         for device in cuda:
             torch.cuda.current_stream(device).synchronize()
         return list(self.views)
@@ -126,6 +134,37 @@ class StagedMemory(Shadow):
 
     def __del__(self) -> None:
         self._close()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether it lies in host memory as it is written."""
+    lazy = tensor.is_conj() or tensor.is_neg()
+    return tensor.is_cpu and tensor.is_contiguous() and not lazy
+
+
+def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Copies bytes, with few threads: torch's own meet after every tensor, and wait for the CPU that another has."""
+    pieces = [
+        (view.data_ptr() + at, tensor.data_ptr() + at, min(_PIECE_BYTES, tensor.nbytes - at))
+        for view, tensor in pairs
+        for at in range(0, tensor.nbytes, _PIECE_BYTES)
+    ]
+    total = sum(size for _, _, size in pieces)
+    threads = min(_COPIERS_MAX, len(os.sched_getaffinity(0)), -(-total // _PIECE_BYTES))
+    if threads <= 1:
+        for piece in pieces:
+            ctypes.memmove(*piece)
+        return
+    with ThreadPoolExecutor(threads, "forebay-stage") as copiers:
+        shares = [pieces[number::threads] for number in range(threads)]
+        for done in [copiers.submit(_move, share) for share in shares]:
+            done.result()
+
+
+def _move(pieces: Sequence[tuple[int, int, int]]) -> None:
+    for piece in pieces:
+        # Without the GIL.
+        ctypes.memmove(*piece)
 
 
 def _check_room(size: int) -> None:

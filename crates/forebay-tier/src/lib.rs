@@ -12,6 +12,7 @@
 //! - [`lead`]: which of several runners of a job moves what is beyond the drives of its nodes.
 //! - [`runner`]: the threads that do all that, in a training process or in the agent.
 //! - [`status`]: what is seen of all that.
+//! - [`told`]: what was told already, so that what lasts is not told again and again.
 //!
 //! Everything is over [`Store`](forebay_store::Store), so a folder and a bucket are one code.
 
@@ -25,3 +26,4 @@ pub mod nearest;
 pub mod policy;
 pub mod runner;
 pub mod status;
+pub mod told;

@@ -19,6 +19,7 @@ use super::{Duties, Reach};
 use crate::audit_log::Event;
 use crate::policy::Order;
 use crate::status::{ERRORS_MAX, Health, Trouble};
+use crate::told::Told;
 
 /// A look that takes longer is told; one that takes [`GONE`] counts as no answer.
 pub(crate) const SLOW: Duration = Duration::from_secs(10);
@@ -49,6 +50,8 @@ pub(crate) struct State {
     /// Removals and collections that failed, by step and tier.
     pub(crate) tidies: BTreeMap<(u64, usize), Retry>,
     pub(crate) troubles: VecDeque<Trouble>,
+    /// Those that are in the log.
+    told: Told,
     /// Rises with every change that the planner has to see.
     pub(crate) changes: u64,
     /// What was wanted when the planner looked last.
@@ -114,6 +117,7 @@ impl Shared {
             retries: BTreeMap::new(),
             tidies: BTreeMap::new(),
             troubles: VecDeque::new(),
+            told: Told::default(),
             changes: 0,
             wanted: Vec::new(),
             held_back: BTreeSet::new(),
@@ -207,7 +211,11 @@ impl State {
         error: &Error,
         again: Option<Duration>,
     ) {
-        tracing::warn!(?tier, ?step, %error, "trouble between tiers");
+        let what = one_line(error);
+        match self.told.is_new(tier, step, &what, Instant::now()) {
+            true => tracing::warn!(tier, step, %error, "trouble between tiers"),
+            false => tracing::debug!(tier, step, %error, "the same trouble between tiers"),
+        }
         if let Some(tier) = tier.and_then(|tier| self.tiers.get_mut(tier)) {
             tier.last_trouble = Some(Instant::now());
         }
@@ -217,7 +225,7 @@ impl State {
             tier,
             step,
             code: error.code().as_str().to_owned(),
-            what: one_line(error),
+            what,
             again_seconds: again.map(|again| again.as_secs_f64()),
         };
         if self.troubles.len() >= ERRORS_MAX {

@@ -22,6 +22,8 @@ pub(super) fn find(args: &ConfigArgs, config: &Config) -> Result<Option<Agent>> 
     match Client::connect(&config.agent.socket) {
         Ok(client) => Ok(Some(Agent { client, job: args.job.clone() })),
         Err(error) if error.code() == Code::NotFound && args.job.is_none() => Ok(None),
+        // Only an agent has jobs of that name.
+        Err(error) if args.job.is_some() => Err(error),
         Err(error) => Err(error.hint("--no-agent does it in this process")),
     }
 }
@@ -30,6 +32,11 @@ impl Agent {
     /// How its tiers stand.
     pub(super) fn status(&mut self) -> Result<Status> {
         self.client.status(self.job.as_deref())
+    }
+
+    /// Has it look at its tiers now.
+    pub(super) fn wake(&mut self) -> Result<()> {
+        self.client.wake(self.job.as_deref())
     }
 
     /// Has it done there.

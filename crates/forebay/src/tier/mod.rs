@@ -5,6 +5,7 @@
 //! | [`args`] | the command line of all of them |
 //! | [`status`] | `status` |
 //! | [`drain`] | `drain` |
+//! | [`drain_job`] | the same of a job of the agent |
 //! | [`act`] | everything that is an action of the runner |
 //! | [`track`] | `track`, `untrack`: folders for the agent |
 //! | [`jobs`] | `jobs`: what it works for |
@@ -15,6 +16,7 @@ mod act;
 mod agent;
 mod args;
 mod drain;
+mod drain_job;
 mod here;
 mod jobs;
 mod status;

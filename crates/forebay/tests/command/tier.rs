@@ -194,6 +194,11 @@ fn what_is_wrong_with_a_tier_is_told_and_a_drain_ends_in_time() {
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["done"], &report["unseen"][0]), (&Value::Bool(false), &"far".into()));
+    // It waits between looks, and what lasts is told once: here, and in the log.
+    assert!(report["errors"].as_array().unwrap().len() < 12, "{report}");
+    let told = stderr(&output);
+    assert_eq!(told.matches("no/such/mount").count(), 2, "{told}");
+    assert_eq!(told.matches("warning:").count(), 1, "{told}");
     world.fails(&["tier", "pause"], 1, "no agent");
     world.fails(&["tier", "status", "--config", "none.toml"], 1, "none.toml");
     world.fails(&["tier", "status", "--set", "tiers.look_evry=1"], 2, "tiers.look_every");

@@ -176,6 +176,43 @@ fn the_command_hands_a_folder_over_and_takes_it_back() {
 }
 
 #[test]
+fn a_job_is_drained_by_its_agent() {
+    // 4 MB at 1 MB/s.
+    let site = Site::new("write_limit = \"1 MB/s\"", "");
+    let folder = site.path("run7");
+    std::fs::create_dir(&folder).unwrap();
+    site.save("run7", &[5], &State::new(3).with_rows(1024));
+    let agent = site.start();
+    let run = |args: &[&str]| {
+        let tier = forebay().arg("tier").args(args).arg("--config").arg(&site.config).output();
+        let output = tier.unwrap();
+        (output.status.code(), stdout(&output), stderr(&output))
+    };
+    let (code, _, said) = run(&["track", text(&folder)]);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, shown, said) = run(&["drain", "--job", "run7", "--timeout", "1s", "--json"]);
+    assert_eq!(code, Some(1), "{said}");
+    let early: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(early["done"], false, "{early}");
+    assert_eq!(agent.status(Some("run7")).transfers.len(), 1, "the agent goes on");
+    let (code, shown, said) = run(&["drain", "--job", "run7", "--timeout", "60s", "--json"]);
+    assert_eq!(code, Some(0), "{said}");
+    let report: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!((&report["done"], &report["waiting"]), (&json!(true), &json!(0)));
+    verify(&site.path("shared/run7"), 5);
+    verify(&site.path("archive/run7"), 5);
+    let (code, _, said) = run(&["drain", "--job", "run8", "--timeout", "9s"]);
+    assert!(
+        code == Some(1) && said.contains("error[not_found]") && said.contains("run8"),
+        "{said}"
+    );
+    drop(agent);
+    let (code, _, said) = run(&["drain", "--job", "run7"]);
+    assert!(code == Some(1) && said.contains("no agent listens"), "{said}");
+    assert!(!said.contains("--no-agent"), "{said}");
+}
+
+#[test]
 fn links_out_of_a_folder_that_was_handed_over_are_not_followed() {
     let site = Site::new("", "");
     std::fs::create_dir(site.path("job")).unwrap();

@@ -35,7 +35,8 @@ pub use object::{Abilities, Age, DataObject, Expect, Listed, Published, Version}
 pub use posix::PosixStore;
 pub use shared::{local_path, shared_store};
 pub use split::{
-    NODE_OWN, NODE_RECORDS, SplitStore, create_split, drive_store, is_data, is_drive, split_folder,
+    NODE_OWN, NODE_RECORDS, SplitStore, create_split, drive_store, is_data, is_drive, is_unmade,
+    split_folder,
 };
 pub use store::Store;
 pub use unique::random;

@@ -49,6 +49,9 @@ const DATA_END: &str = ".distcp";
 /// Most folders of a node that are looked at when it is opened.
 const FOLDERS_MAX: usize = 1 << 22;
 
+/// What is told where they are not there.
+const NO_RECORDS: &str = "there are no records, and this drive has files of some";
+
 /// See the module.
 pub struct SplitStore {
     records: Arc<dyn Store>,
@@ -81,11 +84,10 @@ impl SplitStore {
             return Ok(());
         }
         let what = match there {
-            None => "there are no records, and this drive has files of some",
+            None => NO_RECORDS,
             Some(_) => "these are not the records of this drive's files",
         };
-        let error = Error::new(Code::NotShared, what).at(self.records.name());
-        Err(error.hint("is its file system mounted? a job's drives and records stay together"))
+        Err(apart(what, &self.data.name(), &self.records.name()))
     }
 
     /// A whole store, whose data are read from another one as far as they are there.
@@ -112,8 +114,28 @@ pub fn drive_store(
     data: Arc<dyn Store>,
     settings: &StoreSettings,
 ) -> Result<Arc<dyn Store>> {
-    let records = shared_store(&below(records, NODE_RECORDS), settings)?;
+    let records = records_of(records, &*data, settings)?;
     Ok(Arc::new(SplitStore::named(records, data)?))
+}
+
+/// The records of a drive, opened. Errors: `not_shared` where it knows some and they are not there; those of opening
+/// them.
+fn records_of(whole: &str, data: &dyn Store, settings: &StoreSettings) -> Result<Arc<dyn Store>> {
+    let place = below(whole, NODE_RECORDS);
+    match shared_store(&place, settings) {
+        Err(error) if error.code() == Code::NotFound && is_drive(data)? => {
+            Err(apart(NO_RECORDS, &data.name(), &place))
+        }
+        opened => opened,
+    }
+}
+
+/// A drive and the place of its records that do not belong together.
+fn apart(what: &str, drive: &str, records: &str) -> Error {
+    let error = Error::new(Code::NotShared, what).at(drive);
+    error.hint(format!(
+        "its records should be in {records}: is its file system mounted? a job's drives and records stay together"
+    ))
 }
 
 /// Opens a `node:` or `near:` place. `settings` are those of the place of all nodes, where it is a bucket.
@@ -124,14 +146,13 @@ pub(crate) fn open(
     settings: &StoreSettings,
 ) -> Result<SplitStore> {
     let (given, (folder, step)) = (folder, without_step(folder));
+    let data = Arc::new(PosixStore::open(if step.is_empty() { folder } else { given })?);
+    if !near && step.is_empty() {
+        return SplitStore::named(records_of(whole, &*data, settings)?, data);
+    }
     let whole = below(whole, if near { "" } else { NODE_RECORDS });
     let whole = shared_store(&below(&whole, step), settings)?;
-    let data = Arc::new(PosixStore::open(if step.is_empty() { folder } else { given })?);
-    match (near, step) {
-        (true, _) => Ok(SplitStore::near(whole, data)),
-        (false, "") => SplitStore::named(whole, data),
-        (false, _) => Ok(SplitStore::new(whole, data)),
-    }
+    Ok(if near { SplitStore::near(whole, data) } else { SplitStore::new(whole, data) })
 }
 
 /// The folder of this node of a `node:` or `near:` place; `None` where it is another place. Errors: `usage` for what is
@@ -166,14 +187,13 @@ pub fn create_split(url: &str, settings: &StoreSettings) -> Result<()> {
     let known = data.get(NAME_KEY, NAME_BYTES_MAX)?.is_some();
     if !known {
         check_own(&data)?;
-    }
-    if let Some(records) = local_path(&whole)? {
-        make(&records).map_err(missing)?;
-        if !known {
+        if let Some(records) = local_path(&whole)? {
+            make(&records).map_err(missing)?;
             PosixStore::create(&records.join(NODE_RECORDS)).map(drop)?;
         }
     }
-    let records = shared_store(&below(&whole, NODE_RECORDS), settings)?;
+    // Of a drive that has some they are never made anew: what they are on may not be mounted.
+    let records = records_of(&whole, &data, settings)?;
     if known {
         return SplitStore::named(records, Arc::new(data)).map(drop);
     }
@@ -184,6 +204,20 @@ pub fn create_split(url: &str, settings: &StoreSettings) -> Result<()> {
     data.create(NAME_KEY, &name)?;
     // Another process of this node may have been quicker.
     SplitStore::named(records, Arc::new(data)).map(drop)
+}
+
+/// Whether a `node:` place is one that [`create_split`] has yet to make: the folder is no drive, and there are no records
+/// where it could make them. Nothing is made.
+///
+/// Errors: `already_exists` as there; `usage`; those of opening the folder.
+pub fn is_unmade(url: &str) -> Result<bool> {
+    let Place::Split { whole, folder, near: false } = Place::parse(url)? else { return Ok(false) };
+    let Some(records) = local_path(&whole)? else { return Ok(false) };
+    let data = PosixStore::open(&folder)?;
+    if is_drive(&data)? || records.join(NODE_RECORDS).exists() || !above(&records).is_dir() {
+        return Ok(false);
+    }
+    check_own(&data).map(|()| true)
 }
 
 fn check_own(data: &PosixStore) -> Result<()> {
@@ -201,15 +235,17 @@ fn check_own(data: &PosixStore) -> Result<()> {
 
 fn make(folder: &Path) -> Result<()> {
     match PosixStore::open(folder) {
-        Err(error) if error.code() == Code::NotFound => {
-            let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
-            match above.unwrap_or(Path::new(".")).is_dir() {
-                true => PosixStore::create(folder).map(drop),
-                false => Err(error),
-            }
-        }
+        Err(error) if error.code() == Code::NotFound => match above(folder).is_dir() {
+            true => PosixStore::create(folder).map(drop),
+            false => Err(error),
+        },
         opened => opened.map(drop),
     }
+}
+
+fn above(folder: &Path) -> &Path {
+    let above = folder.parent().filter(|above| !above.as_os_str().is_empty());
+    above.unwrap_or(Path::new("."))
 }
 
 /// A folder and the step's below it, where it is one of a step.

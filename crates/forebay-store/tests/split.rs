@@ -176,20 +176,36 @@ fn a_url_leads_to_both_and_folders_are_made_where_those_above_are() {
     std::fs::create_dir(&shared).unwrap();
     let create = |url: &str| create_split(url, &StoreSettings::default());
     for place in [&shared, &other] {
-        let error = create(&split_url(at(place), at(&drive), false)).unwrap_err();
-        assert!(matches!(error.code(), Code::NotShared | Code::NotFound), "{error}");
+        for made in [
+            create(&split_url(at(place), at(&drive), false)),
+            open(&split_url(at(place), at(&drive), false)).map(drop),
+        ] {
+            let error = made.unwrap_err();
+            assert_eq!(error.code(), Code::NotShared, "{error}");
+            let told = error.render();
+            for says in [at(&drive), at(&place.join(NODE_RECORDS)), "mounted?"] {
+                assert!(told.contains(says), "{told}");
+            }
+        }
     }
+    assert!(
+        !other.exists() && !shared.join(".forebay").exists(),
+        "a drive's records are not made anew"
+    );
     create(&split_url(at(&other), at(&above.path().join("drive2")), false)).unwrap();
     let mixed = open(&split_url(at(&other), at(&drive), false)).err().unwrap();
     assert_eq!(mixed.code(), Code::NotShared);
+    assert!(mixed.render().contains(at(&drive)) && mixed.render().contains("mounted?"));
     std::fs::remove_dir(&shared).unwrap();
     std::fs::rename(&away, &shared).unwrap();
     let opened = open(&url).unwrap();
     std::fs::remove_file(records.join(".forebay/place")).unwrap();
     assert_eq!(opened.list("", 99).unwrap_err().code(), Code::NotShared);
+    let new = above.path().join("drive9");
     for (url, code) in [
         (split_url(at(&shared), at(&above.path().join("no/mount")), false), Code::NotFound),
-        (split_url(at(&above.path().join("no/mount")), at(&drive), false), Code::NotFound),
+        (split_url(at(&above.path().join("no/mount")), at(&drive), false), Code::NotShared),
+        (split_url(at(&above.path().join("no/mount")), at(&new), false), Code::NotFound),
         (split_url(at(&drive), at(&shared), false), Code::AlreadyExists),
         (split_url(at(&shared), at(&drive), true), Code::Usage),
         ("/a/folder".to_owned(), Code::Usage),

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use forebay_checkpoint::commit::{Clock, Root, SystemClock};
 use forebay_checkpoint::save::OurMetadata;
 use forebay_error::{Code, Error, Result};
-use forebay_store::{PosixStore, Store, create_split, open_store};
+use forebay_store::{PosixStore, Store, create_split, is_unmade, open_store};
 
 use super::mounted;
 use crate::config::{Config, TierConfig};
@@ -187,7 +187,8 @@ impl Tier {
         self.open(clock, true)?.ok_or_else(none)
     }
 
-    /// Opens it, unless it is open; `None` for a folder that could be made, and is not to be.
+    /// Opens it, unless it is open; `None` for a folder (or a drive with its records) that could be made, and is not to
+    /// be.
     fn open(&self, clock: &Arc<dyn Clock>, make: bool) -> Result<Option<Root>> {
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Opened { root, .. }) = &*opened {
@@ -202,7 +203,7 @@ impl Tier {
                 let url = self.config.url();
                 if make {
                     create_split(&url, &self.config.store)?;
-                } else if open_folder(folder, false)?.is_none() {
+                } else if open_folder(folder, false)?.is_none() || is_unmade(&url)? {
                     return Ok(None);
                 }
                 open_store(&url, &self.config.store)?

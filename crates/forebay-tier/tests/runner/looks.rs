@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_error::Code;
 use forebay_store::fault::{Fault, FaultStore, Plan};
 use forebay_store::{MemoryStore, Store};
 use forebay_tier::runner::{Action, Admitted, Duties, Runner, Tiers};
@@ -113,4 +114,42 @@ fn a_folder_that_is_replaced_while_it_is_used_is_noticed() {
     let status = until(&runner, "noticed", |_| far.join("step-1/.metadata").is_file());
     let told = |error: &&forebay_tier::status::Trouble| error.code == "file_changed";
     assert_eq!(status.errors.iter().filter(told).count(), 1, "{:#?}", status.errors);
+}
+
+/// As an agent's first tier where each job hands its own folder over.
+#[test]
+fn a_drive_that_is_to_be_made_is_no_trouble() {
+    let above = tempfile::tempdir().unwrap();
+    let at = |name: &str| above.path().join(name);
+    let (drive, records) = (at("drive"), at("shared"));
+    let tiers = |records: &std::path::Path| {
+        let text = format!(
+            "[[tier]]\nname = \"drive\"\nplace = \"{}\"\nrecords = \"{}\"\n\
+             [[tier]]\nname = \"far\"\nplace = \"{}\"\n",
+            drive.display(),
+            records.display(),
+            at("far").display()
+        );
+        Tiers::open(&config(&text)).unwrap()
+    };
+    std::fs::create_dir(&drive).unwrap();
+    assert!(tiers(&records).found(0).unwrap().is_none(), "the folder of all is not there yet");
+    std::fs::create_dir(&records).unwrap();
+    let open = tiers(&records);
+    assert!(open.found(0).unwrap().is_none() && open.found(0).unwrap().is_none());
+    assert_eq!(std::fs::read_dir(&records).unwrap().count(), 0, "looking makes nothing");
+    let runner = Runner::start(Arc::clone(&open)).unwrap();
+    let status = until(&runner, "seen", |status| tier(status, "drive").health != Health::Unknown);
+    assert_eq!(tier(&status, "drive").health, Health::Ok, "{status:?}");
+    runner.stop();
+    assert!(tiers(&at("no/mount")).found(0).is_err(), "where the records could not be made");
+    assert!(open.root(0).is_ok() && open.found(0).unwrap().is_some());
+    // It is a drive now, and its records are gone.
+    std::fs::remove_dir_all(&records).unwrap();
+    assert_eq!(tiers(&records).found(0).err().unwrap().code(), Code::NotShared);
+    // Others' steps are in it: nobody would see them.
+    std::fs::remove_dir_all(drive.join(".forebay")).unwrap();
+    std::fs::create_dir(drive.join("step-1")).unwrap();
+    std::fs::write(drive.join("step-1/.metadata"), b"x").unwrap();
+    assert_eq!(tiers(&records).found(0).err().unwrap().code(), Code::AlreadyExists);
 }

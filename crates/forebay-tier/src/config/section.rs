@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use forebay_error::{Code, Error, Result};
+use forebay_store::local_path;
 use serde_json::Value as Json;
 
 use super::near::nearest;
@@ -218,7 +219,10 @@ impl<'a, 'b> Section<'a, 'b> {
                 text.contains("://") || text.starts_with("memory:") || text.starts_with("file:");
             match (text.is_empty(), is_url) {
                 (true, _) => Err("empty".to_owned()),
-                (false, true) => Ok(text.to_owned()),
+                (false, true) => match local_path(text) {
+                    Ok(_) => Ok(text.to_owned()),
+                    Err(error) => Err(no_place(&error)),
+                },
                 (false, false) => resolve(text, from)
                     .into_os_string()
                     .into_string()
@@ -238,6 +242,14 @@ impl<'a, 'b> Section<'a, 'b> {
             Some(near) => error.hint(format!("is `{near}` meant?")),
             None => error.hint(format!("its keys are {}", self.known.join(", "))),
         })
+    }
+}
+
+/// Why a URL is no place, and what would be one.
+fn no_place(error: &Error) -> String {
+    match error.hints() {
+        [] => format!("no place: {}", error.what()),
+        hints => format!("no place: {}; {}", error.what(), hints.join("; ")),
     }
 }
 

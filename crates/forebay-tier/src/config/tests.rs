@@ -188,3 +188,28 @@ fn copies_are_for_the_first_tier() {
         read(&tier("a", "copies = 9")).is_err() && read(&tier("a", "copies_jump = 0")).is_err()
     );
 }
+
+#[test]
+fn places_that_no_store_is_known_for_are_refused_where_they_are_said() {
+    let text = |place: &str| format!("[[tier]]\nname = \"a\"\nplace = \"{place}\"\n");
+    let read = |text: &str, flags: &[(&str, &str)]| {
+        let flags = flags.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        let beside = Beside { flags: flags.collect(), ..Beside::default() };
+        Config::from_text(text, Path::new("/etc/x/forebay.toml"), &beside)
+    };
+    for good in ["s3://bkt/x", "gs://bkt", "az://c/x", "file:///a", "memory:", "run:7", "a/b"] {
+        assert!(read(&text(good), &[]).is_ok(), "{good}");
+    }
+    let error = read(&text("s4://bkt"), &[]).unwrap_err();
+    let told = error.render();
+    assert_eq!(error.code(), Code::Usage);
+    for says in ["`place`", "`s4:`", "/etc/x/forebay.toml:3, tier.a.place", "s3:"] {
+        assert!(told.contains(says), "{told}");
+    }
+    let told = read(&text("a"), &[("tier.a.place", "s4://bkt")]).unwrap_err().render();
+    assert!(told.contains("command line"), "{told}");
+    let records = text("/a").replace("place", "records = \"http://x/y\"\nplace");
+    assert!(read(&records, &[]).unwrap_err().render().contains("`records`"));
+    let told = read(&text("s3://me:hunter2@bkt/x"), &[]).unwrap_err().render();
+    assert!(!told.contains("hunter2") && told.contains("password"), "{told}");
+}

@@ -218,7 +218,7 @@ impl Trackers {
             tier.place = below(&place, job);
             places.push(tier.place.clone());
         }
-        let tiers = self.tiers.beside(&config, vec![store])?;
+        let tiers = self.tiers.beside(job, &config, vec![store])?;
         let runner = Arc::new(Runner::start_for(tiers, Duties::All, reach)?);
         let leading = (reach == Reach::OwnDrive).then(|| Leading::start(job, &runner));
         Ok(Tracked { leading: leading.transpose()?, runner, folder, id, places })

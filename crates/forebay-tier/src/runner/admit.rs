@@ -22,16 +22,47 @@ pub enum Admitted {
     Skip,
 }
 
-/// Waits until a save of `bytes`, or of as many as the newest step has, has a place. See [`super::Runner::admit`].
-pub(crate) fn admit(shared: &Shared, bytes: Option<u64>, patience: Duration) -> Result<Admitted> {
+/// What can be said now.
+#[derive(Default)]
+struct Found {
+    /// Where it goes.
+    admitted: Option<Admitted>,
+    /// What has to be removed before a save has room.
+    task: Option<tidy::Task>,
+    /// What it waits for.
+    lacks: Option<Lack>,
+}
+
+/// A tier that has no room for so many bytes: what is free there, and what it may hold, where that is known.
+#[derive(Clone, Copy)]
+struct Lack {
+    tier: usize,
+    bytes: u64,
+    free: Option<u64>,
+    capacity: Option<u64>,
+}
+
+/// Waits until a save of `bytes`, or of as many as the newest step has, has a place. Where saves are left out instead,
+/// nothing is waited for, and what makes room for a later one is handed to `begin`. See [`super::Runner::admit`].
+pub(crate) fn admit(
+    shared: &Shared,
+    bytes: Option<u64>,
+    patience: Duration,
+    begin: impl Fn(tidy::Task),
+) -> Result<Admitted> {
     let until = Instant::now() + patience;
+    let mut told = false;
     loop {
-        let (admitted, task) = {
+        let Found { admitted, task, lacks } = {
             let mut state = shared.lock();
             look(shared, &mut state, bytes)?
         };
         if let Some(admitted) = admitted {
+            task.into_iter().for_each(begin);
             return Ok(admitted);
+        }
+        if let Some(lack) = lacks.filter(|_| !std::mem::replace(&mut told, true)) {
+            tell(shared, lack);
         }
         // In this thread: whoever saves waits for it anyway. What cannot be removed is left alone for a while, so that
         // this comes to an end.
@@ -53,36 +84,46 @@ pub(crate) fn admit(shared: &Shared, bytes: Option<u64>, patience: Duration) -> 
     }
 }
 
-/// What can be said now: where it goes, or what has to be removed before.
-fn look(
-    shared: &Shared,
-    state: &mut State,
-    bytes: Option<u64>,
-) -> Result<(Option<Admitted>, Option<tidy::Task>)> {
+/// Once a save: it may take long, and whoever looks at the log should see why.
+fn tell(shared: &Shared, Lack { tier, bytes, free, capacity }: Lack) {
+    let name = shared.tiers.tiers.get(tier).map(|tier| tier.config.name.as_str());
+    let job = shared.tiers.job.as_deref();
+    tracing::info!(job, tier = name, bytes, free, capacity, "a save waits for room");
+}
+
+fn look(shared: &Shared, state: &mut State, bytes: Option<u64>) -> Result<Found> {
     let first = state.tiers.first();
     let Some(first) = first.filter(|tier| tier.sight.is_some() || tier.is_down()) else {
-        return Ok((None, None));
+        return Ok(Found::default());
     };
     let picture = shared.picture(state);
     // What is expected is known only now that something was seen.
     let bytes = bytes.or_else(|| picture.newest_bytes()).unwrap_or(0);
+    let to = |admitted| Found { admitted: Some(admitted), ..Found::default() };
     if first.is_down() {
-        return Ok((Some(Admitted::Save(around(shared, state, &picture, bytes))), None));
+        return Ok(to(Admitted::Save(around(shared, state, &picture, bytes))));
     }
-    Ok(match picture.rules.admit(&picture.view, bytes) {
-        Admission::Skip => (Some(Admitted::Skip), None),
-        Admission::Wait => (None, None),
+    let (tier, task) = match picture.rules.admit(&picture.view, bytes) {
+        Admission::Skip => return Ok(to(Admitted::Skip)),
         Admission::Never => {
             let what = format!("no tier can ever hold {bytes} bytes");
             let error = Error::new(Code::NoSpace, what);
             return Err(error.hint("raise `capacity`, or `backlog = \"straight\"`"));
         }
+        Admission::Wait => (0, None),
+        // What was removed is going, and takes room until its grace time is over.
         Admission::Save { tier, evict } if evict.is_empty() => {
-            // What was removed is going, and takes room until its grace time is over.
-            (picture.fits_now(tier, bytes).then_some(Admitted::Save(tier)), None)
+            if picture.fits_now(tier, bytes) {
+                return Ok(to(Admitted::Save(tier)));
+            }
+            (tier, None)
         }
-        Admission::Save { tier, evict } => (None, task(state, &picture, tier, evict)),
-    })
+        Admission::Save { tier, evict } => (tier, task(state, &picture, tier, evict)),
+    };
+    let capacity = picture.rules.tiers.get(tier).and_then(|tier| tier.capacity);
+    let lack = Lack { tier, bytes, free: picture.room(tier), capacity };
+    let skips = shared.tiers.config.moving.backlog == Backlog::Skip;
+    Ok(Found { admitted: skips.then_some(Admitted::Skip), task, lacks: Some(lack) })
 }
 
 /// The first tier does not answer: the nearest later one that does and has room, where saves may go there, else the

@@ -215,16 +215,24 @@ impl Runner {
 
     /// Waits until a save of so many bytes has room, at most `patience`, and says where it goes: tier 0, or where the
     /// configuration says so and tier 0 is full, a later one, or nowhere. Room is made as far as the rules allow. It is
-    /// not kept: who saves next asks next.
+    /// not kept: who saves next asks next. Where a save without room is left out, only the first look is waited for.
     ///
     /// Errors: `no_space` where no tier can ever hold it; `timeout`; `cancelled` when the runner stops.
     pub fn admit(&self, bytes: u64, patience: Duration) -> Result<Admitted> {
-        admit::admit(&self.shared, Some(bytes), patience)
+        admit::admit(&self.shared, Some(bytes), patience, |task| self.begin(task))
     }
 
     /// The same for a save as large as the newest step that was seen on any tier; none needs no room.
     pub fn admit_next(&self, patience: Duration) -> Result<Admitted> {
-        admit::admit(&self.shared, None, patience)
+        admit::admit(&self.shared, None, patience, |task| self.begin(task))
+    }
+
+    /// Removes something, while others go on.
+    fn begin(&self, task: tidy::Task) {
+        let thread = plan::begin_tidy(&self.shared, task);
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.retain(|thread| !thread.is_finished());
+        threads.extend(thread);
     }
 
     /// Bytes that the first tier has room for, as of the last look; `None` where that is not known to be limited.

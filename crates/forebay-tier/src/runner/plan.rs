@@ -256,6 +256,11 @@ fn leftovers(shared: &Shared, state: &State, number: usize, now: Instant) -> Vec
     old.map(|(step, _)| *step).take(REMOVED_AT_ONCE).collect()
 }
 
+/// Removes something in a thread of its own.
+pub(crate) fn begin_tidy(shared: &Arc<Shared>, task: tidy::Task) -> Option<JoinHandle<()>> {
+    begin(shared, Start::Tidy(task))
+}
+
 fn begin(shared: &Arc<Shared>, start: Start) -> Option<JoinHandle<()>> {
     let of = Arc::clone(shared);
     let builder = std::thread::Builder::new();

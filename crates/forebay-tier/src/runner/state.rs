@@ -42,6 +42,8 @@ pub(crate) struct Shared {
 
 /// See the module.
 pub(crate) struct State {
+    /// Of [`Tiers`].
+    job: Option<String>,
     pub(crate) reach: Reach,
     pub(crate) tiers: Vec<TierState>,
     pub(crate) moving: Vec<Arc<Moving>>,
@@ -111,6 +113,7 @@ impl Shared {
         let journal = Journal::new(tiers.config.moving.audit_log.as_deref());
         let of_tiers = (0..tiers.count()).map(|_| TierState::default()).collect();
         let state = State {
+            job: tiers.job.clone(),
             reach,
             tiers: of_tiers,
             moving: Vec::new(),
@@ -212,9 +215,10 @@ impl State {
         again: Option<Duration>,
     ) {
         let what = one_line(error);
+        let job = self.job.as_deref();
         match self.told.is_new(tier, step, &what, Instant::now()) {
-            true => tracing::warn!(tier, step, %error, "trouble between tiers"),
-            false => tracing::debug!(tier, step, %error, "the same trouble between tiers"),
+            true => tracing::warn!(job, tier, step, %error, "trouble between tiers"),
+            false => tracing::debug!(job, tier, step, %error, "the same trouble between tiers"),
         }
         if let Some(tier) = tier.and_then(|tier| self.tiers.get_mut(tier)) {
             tier.last_trouble = Some(Instant::now());

@@ -26,6 +26,8 @@ pub struct Tiers {
     pub(crate) clock: Arc<dyn Clock>,
     /// Host and process.
     pub(crate) who: String,
+    /// Whose they are, for the log, where a process has those of several jobs.
+    pub(crate) job: Option<String>,
 }
 
 /// One of them.
@@ -62,25 +64,31 @@ impl Tiers {
         stores: Vec<Arc<dyn Store>>,
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>> {
-        Self::build(config, stores, &clock, |_, tier| fresh(&clock, tier))
+        Self::build(config, stores, &clock, None, |_, tier| fresh(&clock, tier))
     }
 
-    /// The tiers of another job, with [shares](Limits::share) of the limits of these in their order: a cap is the
+    /// The tiers of another job of that name, with [shares](Limits::share) of the limits of these in their order: a cap is the
     /// machine's, however many jobs there are. Stores as in [`with_stores`](Self::with_stores).
     ///
     /// A tier that these do not have gets limits of its own. Errors: as there.
-    pub fn beside(&self, config: &Config, stores: Vec<Arc<dyn Store>>) -> Result<Arc<Self>> {
+    pub fn beside(
+        &self,
+        job: &str,
+        config: &Config,
+        stores: Vec<Arc<dyn Store>>,
+    ) -> Result<Arc<Self>> {
         let limits = |number: usize, tier: &TierConfig| match self.tiers.get(number) {
             Some(tier) => tier.limits.share(),
             None => fresh(&self.clock, tier),
         };
-        Self::build(config, stores, &self.clock, limits)
+        Self::build(config, stores, &self.clock, Some(job), limits)
     }
 
     fn build(
         config: &Config,
         stores: Vec<Arc<dyn Store>>,
         clock: &Arc<dyn Clock>,
+        job: Option<&str>,
         limits: impl Fn(usize, &TierConfig) -> Limits,
     ) -> Result<Arc<Self>> {
         if config.tiers.is_empty() {
@@ -105,7 +113,8 @@ impl Tiers {
             let (config, mount) = (tier.clone(), Mutex::default());
             tiers.push(Tier { config, limits, folder, opened, mount });
         }
-        Ok(Arc::new(Self { config: config.clone(), tiers, clock: Arc::clone(clock), who: who() }))
+        let (config, clock, job) = (config.clone(), Arc::clone(clock), job.map(str::to_owned));
+        Ok(Arc::new(Self { config, tiers, clock, who: who(), job }))
     }
 
     /// How many there are.

@@ -19,7 +19,7 @@ const OTHER_COMMIT: Duration = Duration::from_secs(600);
 pub(crate) fn run(shared: &Shared, moving: &Arc<Moving>) {
     io_priority::set(shared.tiers.config.moving.io_priority);
     let order = moving.order;
-    let moved = traced(&order, || try_hop(shared, moving));
+    let moved = traced(shared, &order, || try_hop(shared, moving));
     if let Ok(report) = &moved
         && let Arrival::Committed { by_us: true, durable } = report.arrival
     {
@@ -54,11 +54,18 @@ pub(crate) fn run(shared: &Shared, moving: &Arc<Moving>) {
 }
 
 /// A span for whoever collects traces, and a line in the log.
-fn traced(order: &Order, hop: impl FnOnce() -> Result<HopReport>) -> Result<HopReport> {
-    let span = tracing::info_span!("hop", step = order.step, from = order.from, to = order.to);
+fn traced(
+    shared: &Shared,
+    order: &Order,
+    hop: impl FnOnce() -> Result<HopReport>,
+) -> Result<HopReport> {
+    let (job, step) = (shared.tiers.job.as_deref(), order.step);
+    let span = tracing::info_span!("hop", job, step, from = order.from, to = order.to);
     let _entered = span.enter();
     let moved = hop();
     match &moved {
+        // It was there already.
+        Ok(HopReport { bytes_sent: 0, .. }) => tracing::debug!(bytes_sent = 0, "moved"),
         Ok(report) => tracing::info!(bytes_sent = report.bytes_sent, "moved"),
         Err(error) if error.code() == Code::Cancelled => tracing::info!("stopped"),
         Err(error) => tracing::warn!(%error, "not moved"),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_checkpoint::commit::{Hold, Marks, SystemClock, numbers};
 use forebay_error::Code;
-use forebay_store::{MemoryStore, Store};
+use forebay_store::{MemoryStore, PosixStore, Store};
 use forebay_tier::runner::{Action, Admitted, Duties, Runner, Tiers};
 use forebay_tier::status::{CopyState, Health};
 
@@ -132,7 +132,14 @@ fn a_full_first_tier_makes_room_waits_or_skips() {
     runner.act(&Action::Pause { tier: None }, "test").unwrap();
     until(&runner, "full", |status| tier(status, "near").health == Health::Full);
     let soon = std::time::Duration::from_millis(200);
-    assert_eq!(runner.admit(bytes, soon).unwrap_err().code(), Code::Timeout);
+    let (admitted, lines) = crate::log::of(|| runner.admit(bytes, soon));
+    assert_eq!(admitted.unwrap_err().code(), Code::Timeout);
+    let waits: Vec<_> = lines.iter().filter(|line| line.contains("waits for room")).collect();
+    assert_eq!(waits.len(), 1, "{lines:?}");
+    let told = format!("tier=\"near\" bytes={bytes} free=");
+    let capacity = format!("capacity={}", bytes * 5 / 2);
+    assert!(waits[0].starts_with("INFO") && waits[0].contains(&told), "{lines:?}");
+    assert!(waits[0].ends_with(&capacity), "{lines:?}");
     assert_eq!(runner.admit(bytes * 3, soon).unwrap_err().code(), Code::NoSpace);
     std::thread::scope(|scope| {
         let admitted = scope.spawn(|| runner.admit(bytes, LONG));
@@ -145,6 +152,34 @@ fn a_full_first_tier_makes_room_waits_or_skips() {
     assert_eq!(steps(&near), [2]);
     assert_eq!(steps(&far), [1, 2]);
     until(&runner, "well again", |status| tier(status, "near").health != Health::Full);
+}
+
+/// What is removed for a save takes room until its grace time is over.
+#[test]
+fn a_save_that_is_left_out_waits_for_nothing_and_makes_room_for_a_later_one() {
+    let bytes = data_bytes(&source());
+    // Memory has a time of its own.
+    let folder = tempfile::tempdir().unwrap();
+    let near = Arc::new(PosixStore::open(folder.path()).unwrap()) as Arc<dyn Store>;
+    let far = memory();
+    save_all(&near, &[1, 2]);
+    let plain = config(&tables(&["near", "far"]));
+    let runner = start(&plain, &[Arc::clone(&near), Arc::clone(&far)]);
+    settle(&runner);
+    runner.stop();
+    let capacity = format!("capacity = {}\nplace", bytes * 5 / 2);
+    let tables = tables(&["near", "far"]).replacen("place", &capacity, 1);
+    let text = format!("{tables}[tiers]\ngrace = \"3 s\"\nbacklog = \"skip\"\n");
+    let runner = start(&config(&text), &[Arc::clone(&near), far]);
+    until(&runner, "seen", |status| tier(status, "far").committed == 2);
+    let begun = std::time::Instant::now();
+    assert_eq!(runner.admit(bytes, LONG).unwrap(), Admitted::Skip);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(2), "{:?}", begun.elapsed());
+    until(&runner, "removed", |status| tier(status, "near").committed == 1);
+    assert_eq!(runner.admit(bytes, LONG).unwrap(), Admitted::Skip, "it is going still");
+    until(&runner, "room", |_| runner.admit(bytes, LONG).unwrap() == Admitted::Save(0));
+    assert!(begun.elapsed() >= std::time::Duration::from_secs(2));
+    assert_eq!(tier(&runner.status(), "near").committed, 1, "no more than that");
 }
 
 #[test]

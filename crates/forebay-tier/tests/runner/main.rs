@@ -7,6 +7,7 @@ mod again;
 mod drain;
 mod heal;
 mod keep;
+mod log;
 mod looks;
 mod nodes;
 mod servers;

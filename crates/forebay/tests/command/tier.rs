@@ -199,6 +199,7 @@ fn what_is_wrong_with_a_tier_is_told_and_a_drain_ends_in_time() {
     let told = stderr(&output);
     assert_eq!(told.matches("no/such/mount").count(), 2, "{told}");
     assert_eq!(told.matches("warning:").count(), 1, "{told}");
+    assert!(told.contains("tier=1") && !told.contains("Some(") && !told.contains("None"), "{told}");
     world.fails(&["tier", "pause"], 1, "no agent");
     world.fails(&["tier", "status", "--config", "none.toml"], 1, "none.toml");
     world.fails(&["tier", "status", "--set", "tiers.look_evry=1"], 2, "tiers.look_every");

@@ -201,6 +201,11 @@ fn a_job_is_drained_by_its_agent() {
     assert_eq!((&report["done"], &report["waiting"]), (&json!(true), &json!(0)));
     verify(&site.path("shared/run7"), 5);
     verify(&site.path("archive/run7"), 5);
+    let log = agent.log();
+    let moved = log.lines().filter(|line| line.contains("moved")).collect::<Vec<_>>();
+    assert_eq!(moved.len(), 2, "{log}");
+    assert!(moved.iter().all(|line| line.contains("job=\"run7\"")), "{log}");
+    assert!(!log.contains("bytes_sent=0 ") && !log.contains("Some("), "{log}");
     let (code, _, said) = run(&["drain", "--job", "run8", "--timeout", "9s"]);
     assert!(
         code == Some(1) && said.contains("error[not_found]") && said.contains("run8"),

@@ -309,6 +309,11 @@ impl Store for SplitStore {
         }
     }
 
+    fn forget_abilities(&self) {
+        self.records.forget_abilities();
+        self.data.forget_abilities();
+    }
+
     fn is_remote(&self) -> bool {
         self.records.is_remote()
     }

@@ -21,6 +21,10 @@ pub trait Store: Send + Sync {
     /// What it was found to honour when it was opened.
     fn abilities(&self) -> Abilities;
 
+    /// Forgets what it was found to honour, so that it is found out again at the next need: what was asked once may
+    /// have gone wrong.
+    fn forget_abilities(&self) {}
+
     /// Whether each call is a round trip of milliseconds, so that many small ones are to be avoided.
     fn is_remote(&self) -> bool {
         false
@@ -122,6 +126,10 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn abilities(&self) -> Abilities {
         (**self).abilities()
+    }
+
+    fn forget_abilities(&self) {
+        (**self).forget_abilities();
     }
 
     fn is_remote(&self) -> bool {

@@ -206,6 +206,10 @@ impl Store for ObjectStore {
         })
     }
 
+    fn forget_abilities(&self) {
+        *self.abilities.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     fn is_remote(&self) -> bool {
         true
     }
@@ -307,5 +311,24 @@ impl Store for ObjectStore {
         check_key(key)?;
         let source = self.run(download::Source::open(&self.client, key))?;
         Ok(Arc::new(source))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_found_once_is_found_out_again_when_it_is_forgotten() {
+        let store = ObjectStore::open("memory:", &StoreSettings::default()).unwrap();
+        let found = store.probe().unwrap();
+        assert!(found.create_if_absent);
+        let wrong = Abilities { create_if_absent: false, ..found };
+        *store.abilities.lock().unwrap() = Some(wrong);
+        assert_eq!(store.create("a", b"1").unwrap_err().code(), Code::Unsupported);
+        // Of whoever else has it open, too.
+        let shared: Arc<dyn Store> = Arc::new(store);
+        Arc::clone(&shared).forget_abilities();
+        assert!(shared.create("a", b"1").unwrap() && shared.abilities().create_if_absent);
     }
 }

@@ -140,6 +140,10 @@ impl<S: Store + ?Sized> Store for FaultStore<S> {
         self.inner.abilities()
     }
 
+    fn forget_abilities(&self) {
+        self.inner.forget_abilities();
+    }
+
     fn is_remote(&self) -> bool {
         self.inner.is_remote()
     }

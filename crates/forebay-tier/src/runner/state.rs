@@ -96,6 +96,9 @@ pub(crate) struct TierState {
     pub(crate) notes: Vec<String>,
     /// Whether commits can be made there at all.
     pub(crate) unfit: bool,
+    /// How often it was found unfit in a row, and when its store is asked again.
+    pub(crate) unfits: u32,
+    pub(crate) ask_at: Option<Instant>,
     pub(crate) rates: (Rate, Rate),
 }
 

@@ -17,6 +17,11 @@ use super::state::{Shared, TierState, one_line};
 /// Longest time between two looks at a bucket where nothing happens.
 const QUIET_MAX: Duration = Duration::from_secs(60);
 
+/// When a store that honours too little for commits is asked again: what was asked may have gone wrong under load. Twice
+/// that the next time, to [`ASK_MAX`].
+const ASK: Duration = Duration::from_secs(60);
+const ASK_MAX: Duration = Duration::from_secs(600);
+
 /// Until the runner stops.
 pub(crate) fn run(shared: &Shared, number: usize) {
     let mut looker = Looker::default();
@@ -114,6 +119,11 @@ fn settle(
             tier.looks = Default::default();
             if let Some((notes, fit)) = found {
                 (tier.notes, tier.unfit) = (notes, !fit);
+                let wait = ASK.saturating_mul(1 << tier.unfits.min(9)).min(ASK_MAX);
+                (tier.unfits, tier.ask_at) = match fit {
+                    true => (0, None),
+                    false => (tier.unfits.saturating_add(1), Some(Instant::now() + wait)),
+                };
             }
             (None, troubles)
         }
@@ -129,7 +139,7 @@ fn settle(
     }
 }
 
-/// Looks; after the first good look also at what the store honours.
+/// Looks; after the first good look also at what the store honours, and now and then where that is too little.
 fn look(
     shared: &Shared,
     number: usize,
@@ -153,8 +163,14 @@ fn look(
         sight.troubles.push((None, Arc::new(error)));
     }
     let Some(root) = shared.tiers.found(number)? else { return Ok((sight, None)) };
-    let known = shared.lock().tiers.get(number).is_some_and(|tier| !tier.notes.is_empty());
-    let found = (!known).then(|| {
+    let (known, again) = shared.lock().tiers.get(number).map_or((false, false), |tier| {
+        let again = tier.ask_at.is_some_and(|at| Instant::now() >= at);
+        (!tier.notes.is_empty(), again)
+    });
+    if again {
+        root.store.forget_abilities();
+    }
+    let found = (!known || again).then(|| {
         let can = root.store.abilities();
         (notes(&can), can.create_if_absent)
     });
@@ -182,3 +198,6 @@ fn notes(can: &Abilities) -> Vec<String> {
     }
     notes
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -275,6 +276,89 @@ def test_what_is_staged_is_a_copy_however_it_is_cut(monkeypatch: pytest.MonkeyPa
         os.ftruncate(memory.file, 0)
     memory.release()
     assert memory.file == -1
+
+
+def test_an_agent_that_stands_still_keeps_no_memory_that_is_used_again(
+    site: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survival, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(survival, "_AGAIN_SECONDS", 0.0)
+    agent = start()
+    with again(site) as checkpoints:
+        checkpoints.save(1, survive.state(1)).wait()
+        agent.send_signal(signal.SIGSTOP)
+        memory = checkpoints._opened().snapshots.staged
+        try:
+            with pytest.warns(UserWarning, match="did not answer at the end of a save"):
+                assert checkpoints.save(2, survive.state(2)).result()["snapshot"] == "staged"
+                until(lambda: memory.file == -1, lambda: "the memory is kept for the next save")
+        finally:
+            agent.send_signal(signal.SIGCONT)
+        # It reads all that was sent, and finds that nobody has died.
+        checkpoints.save(3, survive.state(3)).wait()
+        assert staged(site) == []
+        log = (site / "agent.log").read_text()
+        assert "has died" not in log and "has ended" not in log, log
+        assert attempt(site / "run7", 2) != attempt(site / "run7", 3)
+        assert not BY_AGENT.match(attempt(site / "run7", 2))
+
+
+def test_a_child_of_a_fork_unmaps_nothing_of_its_own() -> None:
+    # The child maps something where its parent's memory was, and lets go of what it has inherited.
+    script = """
+import ctypes, gc, mmap, os, torch
+from forebay._ckpt.stagedmemory import StagedMemory
+memory = StagedMemory(torch.device("cpu"))
+copies = memory.stage([torch.arange(5_000_000.0)])
+start, size = memory.buffer.data_ptr(), memory.bytes
+child = os.fork()
+if child == 0:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    fixed = 0x100000  # MAP_FIXED_NOREPLACE
+    place = ctypes.c_void_p(start), ctypes.c_size_t(size)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | fixed
+    got = libc.mmap(*place, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, ctypes.c_long(0))
+    assert got == start, (got, ctypes.get_errno())
+    ctypes.memset(start, 7, size)
+    copies.clear()
+    memory.release()
+    del memory
+    gc.collect()
+    assert ctypes.string_at(start, size) == bytes([7]) * size
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert torch.equal(copies[0], torch.arange(5_000_000.0))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_child_of_a_fork_has_no_connection_that_is_just_being_made(
+    site: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start()
+    ends: list[int] = []
+
+    class Forks(socket.socket):
+        def connect(self, address: Any) -> None:
+            super().connect(address)
+            child = os.fork()
+            if child == 0:
+                is_open = os.path.exists(f"/proc/self/fd/{self.fileno()}") and self.fileno() >= 0
+                os._exit(1 if is_open else 0)
+            ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    checkpoints = again(site)
+    keeper = checkpoints._settings.survival
+    assert keeper is not None
+    monkeypatch.setattr(socket, "socket", Forks)
+    link = keeper.connect()
+    assert link is not None
+    link.close()
+    assert ends == [0]
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

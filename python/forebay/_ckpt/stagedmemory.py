@@ -5,7 +5,8 @@ changing its size, so that whoever reads it is never left without pages. Views o
 of any `Shadow`. For a GPU it is registered with CUDA, so that copies run at the rate of the link; pages are touched and
 pinned once, when it is made.
 
-Children of a fork do not have it: neither its pages nor, once they have run (`forget`), its descriptor.
+Children of a fork do not have it: neither its pages nor, once they have run (`forget`), its descriptor. Where its pages
+were they may have others, so what they inherit of the mapping is never unmapped.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 #: Those that a fork takes from its child.
 _made: weakref.WeakSet[StagedMemory] = weakref.WeakSet()
+
+#: And what they are mapped by, as long as a tensor of it is left.
+_mapped: weakref.WeakSet[_Mapping] = weakref.WeakSet()
 
 
 class _Mapping(mmap.mmap):
@@ -105,6 +109,7 @@ class StagedMemory(Shadow):
             os.posix_fallocate(file, 0, size)
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
             mapping = _Mapping(file, size)
+            _mapped.add(mapping)
             with contextlib.suppress(OSError):
                 mapping.madvise(mmap.MADV_DONTFORK)
             memory = torch.frombuffer(mapping, dtype=torch.uint8)
@@ -197,6 +202,11 @@ def _after_fork() -> None:
     for memory in list(_made):
         memory.forget()
     _made.clear()
+    for mapping in list(_mapped):
+        # Not even at the end of the interpreter: it would unmap what the child has mapped since where there is nothing
+        # now, and take from CUDA what the parent has registered.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapping))
+    _mapped.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -61,14 +61,16 @@ class Survival:
             return None
         path = self._agent.path()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        # Before it connects: the child of a fork closes what is a link's.
+        link = Link(connection, self)
         try:
             connection.settimeout(_CONNECT_SECONDS)
             connection.connect(path)
         except OSError as error:
-            connection.close()
+            link.close()
             self.degrade(str(unreachable(error, path)))
             return None
-        return Link(connection, self)
+        return link
 
     def degrade(self, why: str) -> None:
         """Saves are as without for a while."""
@@ -182,6 +184,7 @@ class Link:
             memory.release()
             self.close()
             return
+        let_go = False
         try:
             # Who refused a connection has answered, and is gone.
             with contextlib.suppress(BrokenPipeError):
@@ -189,12 +192,16 @@ class Link:
             until = monotonic() + _ANSWER_SECONDS
             for _ in ("stage", "let_go"):
                 read_answer(self._connection, "the agent", until)
+            let_go = True
             self._survival.kept()
         except Error as refusal:
             self._survival.degrade(str(refusal))
         except OSError as broken:
             self._survival.degrade(f"the agent did not answer at the end of a save: {broken}")
         finally:
+            if not let_go:
+                # It may have the memory, and read it for a save that it takes for a dead process's.
+                memory.release()
             self.close()
 
     def abandon(self) -> None:

@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use forebay_error::{Code, Error, Result};
@@ -32,6 +32,10 @@ pub(super) const CROWDED_TIME: Duration = Duration::from_secs(5);
 const COPIES_MAX: usize = 16;
 /// For the rest of a frame, and for a client to take a piece of an answer.
 const FRAME_TIME: Duration = Duration::from_secs(10);
+/// For what a client that has left may have sent before.
+const LAST_TIME: Duration = Duration::from_millis(100);
+/// Frames of it that are looked at.
+const LAST_MAX: usize = 8;
 
 /// Takes folders of clients, to move what is saved there.
 pub(crate) trait Tracker: Send + Sync {
@@ -72,6 +76,8 @@ struct Shared {
     /// Places of those who are neither root nor the agent's user.
     others: Arc<Semaphore>,
     copies: Semaphore,
+    /// Clients that have staged a save. They take no place: there are no more of them than saves that are kept.
+    holders: AtomicI64,
     idle: Idle,
 }
 
@@ -132,7 +138,8 @@ impl Shared {
         idle: Idle,
     ) -> Self {
         let (others, copies) = (Arc::new(Semaphore::new(OTHERS_MAX)), Semaphore::new(COPIES_MAX));
-        Self { jobs, counts, tracker, saves, users, others, copies, idle }
+        let holders = AtomicI64::new(0);
+        Self { jobs, counts, tracker, saves, users, others, copies, holders, idle }
     }
 
     fn start(
@@ -159,18 +166,28 @@ impl Shared {
         let shared = Arc::clone(self);
         let thread = std::thread::Builder::new().name("forebay-client".to_owned());
         let started = thread.spawn(move || {
-            let _places = (place, other);
+            let mut places = Some((place, other));
             shared.counts.socket_clients.fetch_add(1, Ordering::Relaxed);
-            if let Err(error) = shared.talk(&stream, peer, &ended) {
+            if let Err(error) = shared.talk(&stream, peer, &mut places, &ended) {
                 tracing::debug!(%error, ?peer, "a client is left");
             }
             shared.counts.socket_clients.fetch_sub(1, Ordering::Relaxed);
+            if places.is_none() {
+                shared.holders.fetch_sub(1, Ordering::Relaxed);
+            }
         });
         started.map(drop)
     }
 
-    /// Until the client or the agent ends, it breaks the protocol, or is idle too long.
-    fn talk(&self, stream: &UnixStream, peer: Peer, ended: &watch::Receiver<bool>) -> Result<()> {
+    /// Until the client or the agent ends, it breaks the protocol, is idle too long, or has let a save go. `places` are
+    /// given back where it holds one.
+    fn talk<P>(
+        &self,
+        stream: &UnixStream,
+        peer: Peer,
+        places: &mut Option<P>,
+        ended: &watch::Receiver<bool>,
+    ) -> Result<()> {
         if !self.users.contains(&peer.uid) {
             self.counts.denied();
             tracing::warn!(?peer, "a user that may not use the socket");
@@ -207,7 +224,18 @@ impl Shared {
                 }
                 Ok(Some(frame)) => {
                     idle = Duration::ZERO;
-                    reply(stream, self.answer(frame, peer, &mut held))?;
+                    let answered = reply(stream, self.answer(frame, peer, &mut held));
+                    if answered.is_err() {
+                        hear_out(&mut reader, &mut held);
+                    }
+                    answered?;
+                    if held.is_none() && places.is_none() {
+                        // It has let go, and has no place any more.
+                        return Ok(());
+                    }
+                    if held.is_some() && places.take().is_some() {
+                        self.holders.fetch_add(1, Ordering::Relaxed);
+                    }
                 }
                 Err(error) => {
                     // Where the next frame begins is not known any more.
@@ -221,6 +249,7 @@ impl Shared {
     /// Whether more may wait for a place.
     fn is_crowded(&self) -> bool {
         let clients = self.counts.socket_clients.load(Ordering::Relaxed);
+        let clients = clients - self.holders.load(Ordering::Relaxed);
         usize::try_from(clients).is_ok_and(|clients| clients >= CLIENTS_MAX)
     }
 
@@ -333,6 +362,22 @@ impl Shared {
         match peer.is_own() {
             true => job.act(action, &who),
             false => job.act_for_others(action, &who),
+        }
+    }
+}
+
+/// Takes what a client has sent before it left without waiting for answers. It is alive if it has let go: this process
+/// may have been too slow for it.
+fn hear_out(reader: &mut Reader<'_>, held: &mut Option<Held>) {
+    for _ in 0..LAST_MAX {
+        // What there is is in the queue.
+        let Ok(Some(frame)) = reader.next(REQUEST_BYTES_MAX, Some(LAST_TIME), LAST_TIME) else {
+            return;
+        };
+        if let Ok(Request::LetGo) = serde_json::from_slice(&frame.text)
+            && let Some(held) = held.take()
+        {
+            return held.let_go();
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use forebay_checkpoint::commit::{AttemptId, Policy, Root, SystemClock, step_state};
+use forebay_checkpoint::commit::{AttemptId, CommitInfo, Policy, Root, SystemClock, step_state};
 use forebay_checkpoint::save::{self, Bequest, Commit, OurMetadata, Request, Source};
 use forebay_device::{Arena, ArenaConfig, Device};
 use forebay_engine::stage::Place;
@@ -30,7 +30,7 @@ const STOP_TIME: Duration = Duration::from_secs(5);
 /// How it ended.
 enum End {
     Committed,
-    /// It was committed by the ranks themselves.
+    /// It was committed by the ranks themselves, or a newer save of the step was.
     NotNeeded,
 }
 
@@ -46,7 +46,9 @@ pub(super) fn run(saves: &Saves, save: &Save) {
             "committed"
         }
         Ok(End::NotNeeded) => {
-            tracing::info!("a process has ended, and its save is committed already ({who})");
+            tracing::info!(
+                "a process has ended: its save, or a newer one, is committed already ({who})"
+            );
             "not_needed"
         }
         Err(error) => {
@@ -69,7 +71,8 @@ fn finish(saves: &Saves, save: &Save) -> Result<End> {
     let (dead, step) = (bequest.spec.attempt, bequest.spec.step);
     let successor = dead.successor();
     let successor = successor.ok_or_else(|| Error::new(Code::Usage, "a save of a successor"))?;
-    let looker = Looker { root: root.clone(), step, dead, successor };
+    let epoch = bequest.spec.epoch;
+    let looker = Looker { root: root.clone(), step, epoch, dead, successor };
     let until = Instant::now() + saves.times.settle;
     while Instant::now() < until && !saves.stopping.load(Ordering::Relaxed) {
         std::thread::sleep(TICK.min(saves.times.settle));
@@ -144,8 +147,8 @@ fn start(
     let config = ArenaConfig { size_bytes: ARENA_BYTES, slot_bytes: SLOT_BYTES };
     let arena = Arena::without_margin(&Device::Host, &config)?;
     let keep = Some(Box::new(mapping) as Box<dyn std::any::Any + Send>);
-    // SAFETY: the sources lie in the mapping, which `keep` owns and which cannot shrink. Its process is dead; another
-    // that has the memory and writes to it changes bytes that are copied, and so what its own user's save has.
+    // SAFETY: the sources lie in the mapping, which `keep` owns and which cannot shrink, and this process writes to
+    // none of it. Another that has the memory may, which the contract allows as nothing is taken in place.
     unsafe { save::Save::start(&engine, &arena, request, &sources, objects, keep) }
 }
 
@@ -153,20 +156,28 @@ fn start(
 struct Looker {
     root: Root,
     step: u64,
+    epoch: u64,
     dead: AttemptId,
     successor: AttemptId,
 }
 
 impl Looker {
-    /// Whether this very save is committed, by whomever, and of how many ranks it is being finished. Errors: I/O.
+    /// Whether this very save is committed, by whomever, or a newer one is; and of how many ranks it is being finished.
+    /// Errors: I/O.
     fn look(&self) -> Result<(bool, u32)> {
         let Some(state) = step_state(&self.root, self.step, Duration::ZERO)? else {
             return Ok((false, 0));
         };
-        let ours = [Some(self.dead), Some(self.successor)];
-        let committed = state.commit.as_ref().is_some_and(|commit| ours.contains(&commit.attempt));
+        let committed = state.commit.as_ref().is_some_and(|commit| self.is_settled_by(commit));
         let own = state.attempts.iter().find(|one| one.attempt == self.successor);
         Ok((committed, own.map_or(0, |own| own.ranks.1)))
+    }
+
+    /// A commit of this save, or of one that came after it: it must not be replaced by what is older.
+    fn is_settled_by(&self, commit: &CommitInfo) -> bool {
+        let (dead, epoch) = (self.dead, self.epoch);
+        let later = |one: AttemptId| one.run == dead.run && one.place() >= dead.place();
+        commit.epoch > epoch || commit.attempt.is_some_and(later)
     }
 
     fn is_committed(&self) -> Result<bool> {

@@ -6,8 +6,11 @@ use std::ptr::{self, NonNull};
 use forebay_checkpoint::save::{Bequest, MAX_BEQUEST_BYTES};
 use forebay_error::{Code, Error, Result};
 use rustix::fd::OwnedFd;
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat, fstatfs};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// What `fstatfs` calls the file system of huge pages.
+const HUGETLBFS: u32 = 0x9584_58f6;
 
 /// Bytes of a block in a file's count of them.
 const BLOCK_BYTES: u64 = 512;
@@ -93,8 +96,8 @@ impl Memory {
     }
 }
 
-/// The tensors' memory, to be read as long as this lives: it cannot shrink. Others may write to it, so it is copied
-/// from, and never seen as bytes of Rust's.
+/// The tensors' memory, to be read as long as this lives: it cannot shrink. Other processes may write to it, so it is
+/// copied from, and never seen as bytes of Rust's: whoever is given its address makes no reference to it.
 pub(super) struct Mapping {
     start: NonNull<u8>,
     len: usize,
@@ -127,7 +130,12 @@ fn check(fd: &OwnedFd, wanted: SealFlags, what: &str) -> Result<u64> {
         let hint = "memory of memfd_create with its seals is needed, see docs/AGENT.md";
         Err(Error::new(Code::Usage, format!("{what} of a staged save {why}")).hint(hint))
     };
+    let kind = fstatfs(fd).map_err(|errno| Error::io("cannot stat staged memory", errno.into()))?;
+    let is_huge = kind.f_type as u32 == HUGETLBFS;
     match fcntl_get_seals(fd) {
+        // Where its owner takes a page back, ordinary memory gives another to who reads there; this kind need not have
+        // one, and kills him.
+        _ if is_huge => refused("has huge pages"),
         Err(_) => refused("is no memfd"),
         Ok(seals) if !seals.contains(wanted) => refused("may change: its seals are missing"),
         Ok(_) => Ok(u64::try_from(stat(fd)?.st_size).unwrap_or_default()),

@@ -13,12 +13,15 @@
 //!
 //! - **What a client can reach.** The agent opens no path: it writes below the folder whose descriptor came with the
 //!   request, with the checks of `track`: the client and the folder are of the agent's own user (or the client is
-//!   root's). Names of files are made here, from numbers.
-//! - **What it can do to the agent.** Memory that cannot shrink (a seal), so reading it is no SIGBUS; a bequest that
+//!   root's). Names of files are made here, from numbers; those of side files end in what the bequest calls them,
+//!   which has no `/`.
+//! - **What it can do to the agent.** Memory that cannot shrink (a seal), all of it there, of pages that the kernel
+//!   makes anew where their owner gives them back while they are read: so reading it is no SIGBUS. A bequest that
 //!   nobody can change any more; counts and bytes with limits. Who writes to the memory while it is read spoils the
 //!   own save: checksums are made of what is written.
-//! - **What it cannot undo.** A newer epoch of the folder fences a save that is being finished, as any. One that misses
-//!   other ranks, because they died before they had staged theirs, times out and leaves nothing.
+//! - **What it cannot undo.** A newer epoch of the folder fences a save that is being finished, as any; where a newer
+//!   save of the same step is committed, it is not needed. One that misses other ranks, because they died before they
+//!   had staged theirs, times out and leaves nothing.
 //!
 //! | module | what |
 //! | --- | --- |
@@ -38,13 +41,14 @@ use forebay_checkpoint::save::Bequest;
 use forebay_error::{Code, Error, Result};
 use rustix::fd::OwnedFd;
 use rustix::fs::AtFlags;
+use rustix::io::Errno;
 
 use crate::metrics::Counts;
 use crate::socket::message::{StagedSave, check_name};
 use crate::track::{check_folder, shown_path};
 use memory::Memory;
 
-/// Saves at a time, kept or being finished: more than a node has GPUs, and less than the socket has places.
+/// Saves at a time, kept or being finished: more than a node has GPUs. Each that is kept has a connection.
 const SAVES_MAX: usize = 32;
 
 /// What the drive of a node has, and its records.
@@ -298,7 +302,13 @@ impl Drop for Held {
 /// The drive of a node is no folder of steps: what is agreed on is elsewhere, where no descriptor leads.
 fn check_whole(folder: &OwnedFd) -> Result<()> {
     match rustix::fs::statat(folder, PLACE, AtFlags::SYMLINK_NOFOLLOW) {
-        Err(_) => Ok(()),
+        // Any other error leaves it open.
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
+        Err(errno) => {
+            let error =
+                Error::io("cannot look whether a folder is the drive of a node", errno.into());
+            Err(error.at(shown_path(folder).display()))
+        }
         Ok(_) => {
             let what = "saves to the drives of nodes are not finished by agents";
             Err(Error::new(Code::Unsupported, what).at(shown_path(folder).display()))

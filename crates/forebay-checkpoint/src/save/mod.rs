@@ -170,7 +170,8 @@ impl Save {
     /// # Safety
     /// Each source is valid memory for the bytes of its region, and written by nobody, until the save is staged (with
     /// `in_place`: done), and valid for as long as `keep` lives; without `keep` until then, or until [`Self::wait`] has
-    /// returned an error ([`Self::wait_staged`] may do so earlier). `stream`, if given, is a live stream of the device.
+    /// returned an error ([`Self::wait_staged`] may do so earlier). Without `in_place` another process may write to it
+    /// all the same, and spoils what is saved. `stream`, if given, is a live stream of the device.
     pub unsafe fn start(
         engine: &Arc<Engine>,
         pool: &Arc<Arena>,

@@ -106,10 +106,10 @@ fn gather(job: &Job, piece: &StagePiece, slot: &mut Slot) -> Result<usize> {
             return Err(internal("a piece leaves its slot"));
         };
         if len > 0 {
-            // SAFETY: the run is valid, and written by nobody, by the contract of `Engine::stage`.
-            into.copy_from_slice(unsafe {
-                std::slice::from_raw_parts(run.address as *const u8, len)
-            });
+            let from = run.address as *const u8;
+            // SAFETY: the run is valid for `len` bytes by the contract of `Engine::stage`, `into` has as many, and it
+            // lies in the slot, which is ours alone. No reference is made to the run: another process may write to it.
+            unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), len) };
         }
         at += len;
     }

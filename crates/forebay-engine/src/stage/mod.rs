@@ -115,7 +115,9 @@ impl Engine {
     ///
     /// # Safety
     /// Every run is valid memory of its place, and written by nobody, until the job is staged, or with
-    /// [`StageOptions::in_place`] done, or dropped. `options.stream`, if given, is a live stream of the device.
+    /// [`StageOptions::in_place`] done, or dropped. Without `in_place` another process may write to it all the same: it
+    /// is only copied from, and what is copied then is anybody's guess. `options.stream`, if given, is a live stream of
+    /// the device.
     pub unsafe fn stage(
         self: &Arc<Self>,
         pool: &Arc<Arena>,

@@ -156,6 +156,31 @@ fn a_save_that_ended_leaves_nothing_to_do() {
 }
 
 #[test]
+fn saves_that_are_kept_take_no_places_of_the_socket() {
+    let site = Site::new("", "");
+    std::fs::create_dir(site.path("job")).unwrap();
+    let (agent, job) = (site.start(), site.path("job"));
+    let handed = Handed::new(&job, 1, (0, 1), 1, &State::new(1));
+    let mut held: Vec<_> = (0..32).map(|_| handed.stage(&agent).unwrap()).collect();
+    let refused = handed.stage(&agent).err().unwrap();
+    assert!(refused.what().contains("32 staged saves"), "{refused}");
+    // Of 64 places: before the idle are left, which takes some seconds.
+    let start = Instant::now();
+    let mut others: Vec<_> = (0..60).map(|_| agent.client()).collect();
+    for client in &mut others {
+        client.jobs().unwrap();
+    }
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    // Room for another save, and on the same number of connections.
+    held.pop().unwrap().let_go().unwrap();
+    held.push(handed.stage(&agent).unwrap());
+    for held in held {
+        held.let_go().unwrap();
+    }
+    assert!(staged(&agent).is_empty());
+}
+
+#[test]
 fn the_agents_of_a_job_finish_what_all_its_ranks_have_staged() {
     let (site, other) = (Site::new("", ""), Site::new("", ""));
     std::fs::create_dir(site.path("job")).unwrap();
@@ -210,6 +235,27 @@ fn ranks_that_live_may_commit_it_still() {
 }
 
 #[test]
+fn a_newer_save_of_the_same_step_is_not_replaced() {
+    let site = Site::new("", "");
+    let (agent, state) = (site.start(), State::new(9));
+    // What is staged may replace what is there.
+    let stage = |job: &Path| {
+        let mut rank = rank_of(&root_at(job), 2, (0, 1), 2, &state);
+        rank.request.policy.overwrite = true;
+        Handed::of(job, rank).stage(&agent).unwrap()
+    };
+    for (name, there, then) in [("new", 3, 3), ("old", 1, 0x8000_0002)] {
+        let job = site.path(name);
+        std::fs::create_dir(&job).unwrap();
+        let held = stage(&job);
+        save(&job, 2, 1, there, &State::new(1));
+        drop(held);
+        until(&agent, "forgotten", || staged(&agent).is_empty());
+        assert_eq!(committed(&job, 2), Some(attempt(then)), "{name}: {}", agent.log());
+    }
+}
+
+#[test]
 fn what_could_harm_is_refused() {
     let site = Site::new("", "staged_limit = \"6 MB\"");
     std::fs::create_dir(site.path("job")).unwrap();
@@ -226,13 +272,21 @@ fn what_could_harm_is_refused() {
     let plain = tempfile::tempfile().unwrap();
     plain.set_len(4 << 20).unwrap();
     let (code, what) = refused(Handed { memory: plain, ..good() });
-    assert!(code == Code::Usage && what.contains("seals") || what.contains("memfd"), "{what}");
+    let told = what.contains("seals") || what.contains("memfd");
+    assert!(code == Code::Usage && told, "{what}");
     let hole = memfd_create("hole", MemfdFlags::ALLOW_SEALING).unwrap();
     let hole = File::from(hole);
     hole.set_len(4 << 20).unwrap();
     fcntl_add_seals(&hole, SEALS).unwrap();
     let (code, what) = refused(Handed { memory: hole, ..good() });
     assert!(code == Code::Usage && what.contains("not all of the memory"), "{what}");
+    if let Ok(huge) = memfd_create("huge", MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB) {
+        let huge = File::from(huge);
+        huge.set_len(4 << 20).unwrap();
+        fcntl_add_seals(&huge, SEALS).unwrap();
+        let (code, what) = refused(Handed { memory: huge, ..good() });
+        assert!(code == Code::Usage && what.contains("huge pages"), "{what}");
+    }
     // A bequest that could change, is none, or is for more memory than there is.
     let mut read = Vec::new();
     std::io::Read::read_to_end(&mut reopened(&good().bequest), &mut read).unwrap();
@@ -251,6 +305,12 @@ fn what_could_harm_is_refused() {
     let (code, what) =
         refused(Handed { folder: File::open(site.path("drive")).unwrap(), ..good() });
     assert!(code == Code::Unsupported && what.contains("drives"), "{what}");
+    // Nobody can say whether it is one.
+    std::fs::create_dir(site.path("turns")).unwrap();
+    std::os::unix::fs::symlink(".forebay", site.path("turns/.forebay")).unwrap();
+    let (code, what) =
+        refused(Handed { folder: File::open(site.path("turns")).unwrap(), ..good() });
+    assert!(code == Code::Io && what.contains("cannot look"), "{what}");
     // More than may be kept.
     let held = good().stage(&agent).unwrap();
     let (code, what) = refused(good());

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{Receiver, channel};
 
-use super::{DRIVE_HEADER, PeerSettings};
+use super::{DRIVE_HEADER, PeerSettings, TO_HEADER};
 use crate::secret::{PEER_TOKEN, read_public, read_token};
 use crate::socket::message::{Answer, check_name};
 
@@ -47,6 +47,8 @@ pub(super) struct Client {
 /// What another agent has of a step.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct There {
+    /// On which drive.
+    pub(crate) drive: String,
     pub(crate) files: Vec<ThereFile>,
     /// Whether the step is in one place, as far as it knows.
     pub(crate) landed: bool,
@@ -107,7 +109,9 @@ impl Client {
         Ok(Self { runtime, http, settings: settings.clone() })
     }
 
-    /// What another agent has of a step. Errors: its own; it is not reached.
+    /// What another agent has of a step.
+    ///
+    /// Errors: its own; it is not reached; `not_found` where somebody else answers.
     pub(super) fn files(&self, peer: &Peer, step: u64) -> Result<There> {
         let url = url_of(peer, step, None)?;
         let request = self.signed(self.http.get(url.clone()).timeout(ASK_TIME))?;
@@ -116,6 +120,11 @@ impl Client {
             read(answer, &url).await
         };
         let found: There = self.runtime.block_on(ask)?;
+        if found.drive != peer.drive.to_string() {
+            let what = format!("drive {} answers there, not {}", found.drive, peer.drive);
+            let error = Error::new(Code::NotFound, what).at(&url);
+            return Err(error.hint("agent.peer_url of each node must lead to that node alone"));
+        }
         Ok(found)
     }
 
@@ -129,6 +138,7 @@ impl Client {
         let url = url_of(what.to, what.step, Some(&what.file.name)).map_err(Failed::There)?;
         let request = self.signed(self.http.put(url.clone())).map_err(Failed::Here)?;
         let request = request.header(DRIVE_HEADER, what.own.to_string());
+        let request = request.header(TO_HEADER, what.to.drive.to_string());
         let (parts, coming) = channel::<Bytes>(1);
         let flow = Arc::new(Flow::new());
         let body = Parts { coming, left: what.file.bytes, flow: Arc::clone(&flow) };

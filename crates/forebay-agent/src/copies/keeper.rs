@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use forebay_error::{Code, Result};
-use forebay_tier::copies::{Announcement, Mark, Peer, Peers, announce, mark_lacking, tidy};
+use forebay_tier::copies::{Announcement, Mark, Peer, Peers, announce, mark_lacking};
 
 use super::client::Client;
 use super::drive::Drive;
@@ -94,7 +94,10 @@ fn clean_up(drive: &Drive) -> Result<Vec<Mark>> {
     let status = drive.runner.status();
     let grace = drive.runner.tiers().config().moving.grace;
     opened.receiver.collect(grace)?;
-    let tidied = tidy(&opened.side.root, &Drive::landed(&status))?;
+    let tidied = opened.receiver.tidy(&Drive::landed(&status))?;
+    if let Some(error) = &tidied.trouble {
+        drive.own_trouble(error);
+    }
     let mut held: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
     for (mark, bytes) in &tidied.held {
         let (files, all) = held.entry(mark.step).or_default();

@@ -4,9 +4,12 @@
 //! and the way between two agents:
 //!
 //! ```text
-//! GET /api/v1/peers/JOB/steps/STEP          {"files": [{"name", "bytes"}], "landed", "room", "busy"}
-//! PUT /api/v1/peers/JOB/steps/STEP/FILE     the file's bytes; `forebay-drive` says whose it is
+//! GET /api/v1/peers/JOB/steps/STEP          {"drive", "files": [{"name", "bytes"}], "landed", "room", "busy"}
+//! PUT /api/v1/peers/JOB/steps/STEP/FILE     the file, of the drive `forebay-drive`, for the drive `forebay-to`
 //! ```
+//!
+//! Where an announced address leads is not known: hosts may have one name, a balancer may stand before several, and
+//! behind one on loopback is always who asks. So each answer says of which drive it is, and each file for which.
 //!
 //! | module | what it does |
 //! | --- | --- |
@@ -42,6 +45,8 @@ pub(crate) use take::Answered;
 
 /// The header that says whose drive a file is of.
 pub(crate) const DRIVE_HEADER: &str = "forebay-drive";
+/// The header that says for which drive it is.
+pub(crate) const TO_HEADER: &str = "forebay-to";
 
 /// What is configured.
 #[derive(Clone, Debug)]

@@ -31,7 +31,8 @@ impl Drive {
         let files = opened.receiver.files(step)?;
         let files = files.into_iter().map(|file| ThereFile { name: file.name, bytes: file.bytes });
         let busy = busy || opened.side.limits.is_paused();
-        Ok(There { files: files.collect(), landed, room: self.room(&status), busy })
+        let (drive, room) = (opened.id.to_string(), self.room(&status));
+        Ok(There { drive, files: files.collect(), landed, room, busy })
     }
 
     /// Bytes that there is room for: what the next save of this node's own needs is none, or training would wait for
@@ -49,20 +50,28 @@ impl Drive {
         Some(room.saturating_sub(self.coming.load(Ordering::Relaxed)).saturating_sub(own))
     }
 
-    /// Takes a file whose bytes come in order. `ready` is told once they may come; where it is dropped instead none
-    /// are needed. Blocks until the last has come and is on the disk; for a thread of its own.
+    /// Takes a file whose bytes come in order, from one drive for another, which this must be. `ready` is told once
+    /// they may come; where it is dropped instead none are needed. Blocks until the last has come and is on the disk;
+    /// for a thread of its own.
     ///
     /// Errors: those of [`forebay_tier::copies::Receiver::begin`] and of what follows there; `timeout` while the tier
-    /// is paused; `no_space`.
+    /// is paused; `no_space`; `not_found` where it is for another drive; `usage` where it is this one's own.
     pub(crate) fn take(
         &self,
         (step, name, bytes): (u64, &str, u64),
-        of: DriveId,
+        (of, to): (DriveId, DriveId),
         ready: oneshot::Sender<()>,
         mut coming: mpsc::Receiver<Bytes>,
     ) -> Result<Answered> {
         be_modest(self.runner.tiers().config().moving.io_priority);
         let opened = self.opened()?;
+        if to != opened.id {
+            let what = format!("drive {} is here, and not {to}", opened.id);
+            return Err(Error::new(Code::NotFound, what));
+        }
+        if of == opened.id {
+            return Err(Error::new(Code::Usage, "a drive's own file is no copy on it"));
+        }
         if opened.side.limits.is_paused() {
             return Err(Error::new(Code::Timeout, "the tier is paused"));
         }

@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use super::Site;
 use super::answer::{self, Answer};
 use super::route::{WRONG_TIME, work};
-use crate::copies::{Answered, DRIVE_HEADER, Drive};
+use crate::copies::{Answered, DRIVE_HEADER, Drive, TO_HEADER};
 
 /// Files that are taken at a time.
 pub(super) const TAKEN_AT_ONCE: usize = 4;
@@ -122,14 +122,15 @@ async fn take(
     request: Request<Incoming>,
 ) -> Result<Answer> {
     let bytes = length(request.headers())?;
-    let of = drive_of(request.headers())?;
+    let drives =
+        (drive_in(request.headers(), DRIVE_HEADER)?, drive_in(request.headers(), TO_HEADER)?);
     let Ok(place) = Arc::clone(&site.taking).try_acquire_owned() else {
         return Err(Error::new(Code::Timeout, "as many copies as are taken at a time are coming"));
     };
     let (ready, begun) = oneshot::channel();
     let (parts, coming) = mpsc::channel(PARTS_MAX);
     let file = file.to_owned();
-    let done = in_thread(place, move || drive.take((step, &file, bytes), of, ready, coming))?;
+    let done = in_thread(place, move || drive.take((step, &file, bytes), drives, ready, coming))?;
     if begun.await.is_ok() {
         pump(request.into_body(), parts).await?;
     }
@@ -188,8 +189,8 @@ fn length(head: &HeaderMap) -> Result<u64> {
     length.ok_or_else(|| Error::new(Code::Usage, "a Content-Length is needed"))
 }
 
-fn drive_of(head: &HeaderMap) -> Result<DriveId> {
-    let text = head.get(DRIVE_HEADER).and_then(|drive| drive.to_str().ok());
+fn drive_in(head: &HeaderMap, name: &str) -> Result<DriveId> {
+    let text = head.get(name).and_then(|drive| drive.to_str().ok());
     text.unwrap_or_default().parse()
 }
 

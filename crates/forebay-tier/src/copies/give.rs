@@ -6,7 +6,7 @@ use forebay_error::{Code, Error, Result};
 use forebay_format::crc::{crc32, crc32_join};
 use forebay_store::is_data;
 
-use super::marks::of_step;
+use super::marks::here;
 use super::receive::expected;
 use crate::hop::{Expected, Side};
 use crate::limits::{Direction, Priority};
@@ -22,8 +22,7 @@ impl Giving {
     /// Looks at a step. Errors: `not_committed`; those of a damaged commit; I/O.
     pub fn of(root: &Root, step: u64) -> Result<Self> {
         let adoption = Adoption::read(root, step)?;
-        let copies = of_step(root, step)?;
-        let missing = adoption.missing(root)?;
+        let (missing, copies) = here(root, &adoption)?;
         let is_own = |file: &&FileRef| {
             is_data(&file.name) && !missing.contains(file) && !copies.contains_key(&file.name)
         };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use forebay_checkpoint::commit::{Root, step_folder, step_of_folder};
+use forebay_checkpoint::commit::{Adoption, FileRef, Root, step_folder, step_of_folder};
 use forebay_error::{Code, Error, Result};
 use forebay_store::NODE_OWN;
 use serde::{Deserialize, Serialize};
@@ -70,22 +70,44 @@ pub fn marks(root: &Root) -> Result<Vec<Mark>> {
             continue;
         };
         let Some(step) = step_of_folder(step) else { continue };
-        let Some((of, lacking)) = read(root, &line.key)? else { continue };
+        let Some((of, lacking)) = read(root, &line.key) else { continue };
         found.push(Mark { step, name: name.to_owned(), of, lacking, age: line.age.0 });
     }
     Ok(found)
 }
 
-fn read(root: &Root, key: &str) -> Result<Option<(DriveId, bool)>> {
-    let Some((bytes, _)) = root.store.get(key, BYTES_MAX)? else { return Ok(None) };
+/// Whose file it is, and whether they lack it; `None` where there is no mark any more. One that cannot be read, for
+/// whatever reason, still says that the file is a copy: it ends nothing that looks at others too.
+fn read(root: &Root, key: &str) -> Option<(DriveId, bool)> {
+    let nowhere = (DriveId(0), false);
+    let bytes = match root.store.get(key, BYTES_MAX) {
+        Ok(found) => found?.0,
+        Err(error) => {
+            tracing::warn!(%error, "the mark of a copy is not readable");
+            return Some(nowhere);
+        }
+    };
     let record: Option<Record> = serde_json::from_slice(&bytes).ok();
     let known = record.and_then(|record| Some((record.of.parse().ok()?, record.lacking)));
-    Ok(Some(known.unwrap_or((DriveId(0), false))))
+    Some(known.unwrap_or(nowhere))
+}
+
+/// Files of a step that are not on the drive, and the names of its copies, as [`of_step`] says it. What is marked
+/// either before or after the files are looked for is a copy: one that comes or goes meanwhile is no node's own.
+/// Errors: I/O.
+pub(crate) fn here(
+    root: &Root,
+    adoption: &Adoption,
+) -> Result<(Vec<FileRef>, BTreeMap<String, bool>)> {
+    let mut copies = of_step(root, adoption.step())?;
+    let missing = adoption.missing(root)?;
+    copies.extend(of_step(root, adoption.step())?);
+    Ok((missing, copies))
 }
 
 /// The names of the files of a step that are copies here; true for those that this node is to bring to the next tier,
 /// because their owner cannot. Errors: I/O.
-pub(crate) fn of_step(root: &Root, step: u64) -> Result<BTreeMap<String, bool>> {
+fn of_step(root: &Root, step: u64) -> Result<BTreeMap<String, bool>> {
     let prefix = format!("{}{}/", folder(), step_folder(step));
     let names = root.store.names(&prefix, MARKS_MAX)?;
     if names.is_empty() {
@@ -94,7 +116,7 @@ pub(crate) fn of_step(root: &Root, step: u64) -> Result<BTreeMap<String, bool>> 
     let mut living: BTreeMap<DriveId, bool> = BTreeMap::new();
     let mut found = BTreeMap::new();
     for (name, _) in names {
-        let Some((of, lacking)) = read(root, &format!("{prefix}{name}"))? else { continue };
+        let Some((of, lacking)) = read(root, &format!("{prefix}{name}")) else { continue };
         let lives = match living.get(&of) {
             Some(lives) => *lives,
             None => peer(root, of)?.is_some_and(|peer| peer.is_alive()),

@@ -40,9 +40,9 @@ pub use marks::{Mark, mark_lacking, marks};
 pub use peers::{Announcement, DriveId, Peer, Peers, announce, drive_id, peer, withdraw};
 pub use receive::{Begun, Incoming, Receiver};
 pub use ring::buddies;
-pub use tidy::{Tidied, tidy};
+pub use tidy::Tidied;
 
-pub(crate) use marks::of_step;
+pub(crate) use marks::here;
 
 /// For a thread that copies: the disk treats it as one that moves steps.
 pub fn be_modest(io_priority: IoPriority) {

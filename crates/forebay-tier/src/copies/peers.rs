@@ -138,9 +138,17 @@ pub fn peer(root: &Root, drive: DriveId) -> Result<Option<Peer>> {
     Ok(told(root, drive)?.map(|told| Peer { drive, told, age: line.age.0 }))
 }
 
-/// What is announced; none where it cannot be read.
+/// What is announced; none where it is not readable as one, which must not hide what others say.
 fn told(root: &Root, drive: DriveId) -> Result<Option<Announcement>> {
-    let Some((bytes, _)) = root.store.get(&key_of(drive), BYTES_MAX)? else { return Ok(None) };
+    let bytes = match root.store.get(&key_of(drive), BYTES_MAX) {
+        Ok(Some((bytes, _))) => bytes,
+        Ok(None) => return Ok(None),
+        Err(error) if error.code() == Code::Unsupported => {
+            tracing::warn!(%drive, %error, "no announcement");
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
     let read = serde_json::from_slice(&bytes);
     let read = read.inspect_err(|error| tracing::warn!(%drive, %error, "no announcement"));
     Ok(read.ok())

@@ -20,6 +20,7 @@ use forebay_store::{DataObject, Expect, NODE_OWN, Published, is_data, random};
 
 use super::marks;
 use super::peers::DriveId;
+use super::tidy::{Tidied, tidy};
 use crate::hop::{Expected, Side};
 use crate::limits::{Direction, Priority};
 
@@ -36,7 +37,11 @@ pub struct Receiver {
     known: Mutex<Vec<(u64, Arc<Known>)>>,
     /// Names of what is coming.
     coming: Coming,
+    marking: Marking,
 }
+
+/// Held while a file gets its mark and its name, or loses them: seen in between it would be a node's own.
+type Marking = Arc<Mutex<()>>;
 
 type Coming = Arc<Mutex<BTreeSet<String>>>;
 
@@ -59,7 +64,15 @@ impl Receiver {
     /// limit at once.
     pub fn new(side: Side, part_bytes: u64) -> Self {
         let part_bytes = usize::try_from(part_bytes.clamp(1 << 16, 256 << 20)).unwrap_or(8 << 20);
-        Self { side, part_bytes, known: Mutex::default(), coming: Coming::default() }
+        let (known, coming, marking) = Default::default();
+        Self { side, part_bytes, known, coming, marking }
+    }
+
+    /// Looks through the copies of the drive. `landed`: steps that are committed in one place, with their attempts.
+    ///
+    /// Errors: I/O, where nothing could be looked through.
+    pub fn tidy(&self, landed: &BTreeSet<(u64, String)>) -> Result<Tidied> {
+        tidy(&self.side.root, landed, &self.marking)
     }
 
     /// Removes what came of copies that were broken off by an end of the process, so long ago by the store's clock.
@@ -127,6 +140,7 @@ impl Receiver {
             step,
             of,
             coming: Arc::clone(&self.coming),
+            marking: Arc::clone(&self.marking),
             key,
             to,
             data,
@@ -193,6 +207,7 @@ pub struct Incoming {
     step: u64,
     of: DriveId,
     coming: Coming,
+    marking: Marking,
     /// Where it is written, and what it becomes.
     key: String,
     to: String,
@@ -269,6 +284,7 @@ impl Incoming {
             let what = format!("step {} was removed or replaced meanwhile", self.step);
             return Err(Error::new(Code::NotCommitted, what));
         }
+        let _marking = locked(&self.marking);
         marks::make(root, self.step, &self.file.name, self.of, false)?;
         match root.store.publish(&self.key, &self.to, &Expect::Absent)? {
             Published::Done { .. } => {

@@ -4,10 +4,11 @@
 //! files, by the same collector; its mark goes here.
 
 use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_checkpoint::commit::{Layout, Root, attempt_of_file};
-use forebay_error::{Code, Result};
+use forebay_error::{Code, Error, Result};
 
 use super::marks::{Mark, key_of, marks};
 
@@ -21,33 +22,46 @@ pub struct Tidied {
     pub held: Vec<(Mark, u64)>,
     /// Copies that went: step and name.
     pub removed: Vec<(u64, String)>,
+    /// What went wrong first with one of them; the others were looked at all the same.
+    pub trouble: Option<Error>,
 }
 
-/// Looks through the copies of a drive. `landed`: steps that are committed in one place, with their attempts.
-///
-/// Errors: I/O.
-pub fn tidy(root: &Root, landed: &BTreeSet<(u64, String)>) -> Result<Tidied> {
+/// Looks through the copies of a drive. `marking` is held by whoever makes or removes a mark and its file.
+pub(super) fn tidy(
+    root: &Root,
+    landed: &BTreeSet<(u64, String)>,
+    marking: &Mutex<()>,
+) -> Result<Tidied> {
     let mut tidied = Tidied::default();
     for mark in marks(root)? {
-        let file = Layout::of_step(mark.step).file(&mark.name);
         let attempt = attempt_of_file(&mark.name).map(|attempt| attempt.to_string());
         let is_landed = attempt.is_some_and(|attempt| landed.contains(&(mark.step, attempt)));
-        if is_landed {
-            // The file first: what has no mark is a node's own.
-            root.store.remove(&file)?;
-            root.store.remove(&key_of(mark.step, &mark.name))?;
-            tidied.removed.push((mark.step, mark.name));
-            continue;
-        }
-        match root.store.open_data(&file) {
-            Ok(source) => tidied.held.push((mark, source.len())),
-            Err(error) if error.code() == Code::NotFound => {
-                if mark.age >= STALE {
-                    root.store.remove(&key_of(mark.step, &mark.name))?;
-                }
-            }
-            Err(error) => return Err(error),
+        let _marking = marking.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = look_at(root, mark, is_landed, &mut tidied) {
+            tidied.trouble.get_or_insert(error);
         }
     }
     Ok(tidied)
+}
+
+fn look_at(root: &Root, mark: Mark, is_landed: bool, tidied: &mut Tidied) -> Result<()> {
+    let store = &root.store;
+    let (file, key) = (Layout::of_step(mark.step).file(&mark.name), key_of(mark.step, &mark.name));
+    if is_landed {
+        // The file first: what has no mark is a node's own.
+        store.remove(&file)?;
+        store.remove(&key)?;
+        tidied.removed.push((mark.step, mark.name));
+        return Ok(());
+    }
+    match store.open_data(&file) {
+        Ok(source) => tidied.held.push((mark, source.len())),
+        Err(error) if error.code() == Code::NotFound => {
+            if mark.age >= STALE {
+                store.remove(&key)?;
+            }
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }

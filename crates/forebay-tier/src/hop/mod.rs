@@ -206,9 +206,8 @@ fn share_of(from: &Root, adoption: &Adoption, options: &HopOptions) -> Result<Op
     if from.store.sees_all() {
         return Ok(Some(options.share.clone()));
     }
-    let missing = adoption.missing(from)?;
+    let (missing, copies) = copies::here(from, adoption)?;
     let elsewhere: HashSet<&str> = missing.iter().map(|file| file.name.as_str()).collect();
-    let copies = copies::of_step(from, adoption.step())?;
     let here = |file: &FileRef| match elsewhere.contains(file.name.as_str()) {
         true => Here::No,
         false => match copies.get(&file.name) {

@@ -7,10 +7,10 @@ use std::time::Duration;
 use forebay_checkpoint::commit::{Adoption, FileRef};
 use forebay_checkpoint::progress::Unwatched;
 use forebay_error::Code;
-use forebay_store::{MemoryStore, NODE_OWN, SplitStore, Store};
+use forebay_store::{MemoryStore, NODE_OWN, PosixStore, SplitStore, Store};
 use forebay_tier::copies::{
     Announcement, Begun, DriveId, Giving, Peers, Receiver, announce, drive_id, mark_lacking, marks,
-    peer, tidy, withdraw,
+    peer, withdraw,
 };
 use forebay_tier::hop::{Arrival, HopReport, Share, Side, hop};
 use forebay_tier::limits::Priority;
@@ -246,6 +246,7 @@ fn copies_of_what_is_in_one_place_go_and_nothing_else_does() {
     let job = job();
     let copied = job.copy(1, 0);
     let root = &job.nodes[0].root;
+    let receiver = Receiver::new(job.nodes[0].clone(), 1 << 16);
     let attempt = Adoption::read(root, 7).unwrap().attempt().to_string();
     let own = Giving::of(root, 7).unwrap().own().to_vec();
     // A mark whose file is about to come.
@@ -253,20 +254,20 @@ fn copies_of_what_is_in_one_place_go_and_nothing_else_does() {
     let mark = format!("{NODE_OWN}copies/step-9/00000abc-2_1_0.distcp");
     store.put(&mark, br#"{"of":"00000000000000aa"}"#).unwrap();
     let others = [(8, attempt.clone()), (7, "00000abc-9".to_owned())].into();
-    let tidied = tidy(root, &others).unwrap();
+    let tidied = receiver.tidy(&others).unwrap();
     assert!(tidied.removed.is_empty(), "{tidied:?}");
     assert_eq!(tidied.held.len(), copied.len());
     let landed: BTreeSet<_> = [(7, attempt)].into();
-    let tidied = tidy(root, &landed).unwrap();
+    let tidied = receiver.tidy(&landed).unwrap();
     assert_eq!(tidied.removed.len(), copied.len());
     assert!(tidied.held.is_empty());
     assert_eq!(Receiver::new(job.nodes[0].clone(), 1).files(7).unwrap(), own);
     assert_eq!(job.own_records(0), [mark]);
     job.drives[0].advance(Duration::from_secs(119));
-    tidy(root, &landed).unwrap();
+    receiver.tidy(&landed).unwrap();
     assert_eq!(job.own_records(0).len(), 1);
     job.drives[0].advance(Duration::from_secs(1));
-    tidy(root, &landed).unwrap();
+    receiver.tidy(&landed).unwrap();
     assert_eq!(job.own_records(0), [] as [String; 0]);
     assert_eq!(Receiver::new(job.nodes[0].clone(), 1).files(7).unwrap(), own);
 }
@@ -319,4 +320,48 @@ fn what_is_announced_is_read_once_unless_it_is_doubted() {
     job.records.advance(Duration::from_secs(7 * 24 * 3600));
     assert_eq!(peers.look(root, &none).unwrap(), []);
     assert!(!objects(&job.records, "").keys().any(|key| key.starts_with(".forebay/peers/")));
+}
+
+#[test]
+fn a_mark_or_an_announcement_that_is_no_record_hides_no_others() {
+    let job = job();
+    let copied = job.copy(1, 0);
+    job.announce(0);
+    job.announce(1);
+    let long = vec![b' '; 5000];
+    job.drives[0].put(&format!("{NODE_OWN}copies/step-7/{}", copied[0].name), &long).unwrap();
+    job.records.put(".forebay/peers/00000000000000aa/told", &long).unwrap();
+    let found = Peers::default().look(&job.nodes[0].root, &BTreeSet::new()).unwrap();
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert_eq!(marks(&job.nodes[0].root).unwrap().len(), copied.len());
+    let own = Giving::of(&job.nodes[0].root, 7).unwrap();
+    assert!(own.own().iter().all(|file| file.name != copied[0].name), "it is a copy all the same");
+    // Of whom is not known, so this node brings it.
+    let to = MemoryStore::new();
+    assert!(job.bring(0, &to).bytes_sent >= copied[0].bytes);
+}
+
+#[test]
+fn a_copy_that_cannot_be_looked_at_keeps_no_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let drive = Arc::new(PosixStore::open(folder.path()).unwrap());
+    let mark = |step: u64| format!("{NODE_OWN}copies/step-{step}/00000abc-2_1_0.distcp");
+    let file = |step: u64| format!("step-{step}/00000abc-2_1_0.distcp");
+    for step in [5, 7] {
+        drive.put(&mark(step), br#"{"of":"00000000000000aa"}"#).unwrap();
+    }
+    drive.put(&file(7), b"a copy").unwrap();
+    // A folder where the file of the first is to be.
+    std::fs::create_dir_all(folder.path().join(file(5)).join("x")).unwrap();
+    let store = SplitStore::new(Arc::new(MemoryStore::new()), Arc::clone(&drive) as Arc<dyn Store>);
+    let receiver = Receiver::new(side(Arc::new(store)), 1 << 16);
+    let held = receiver.tidy(&BTreeSet::new()).unwrap();
+    assert_eq!(held.held.len(), 1);
+    assert!(held.trouble.is_some());
+    let landed = [5, 7].map(|step| (step, "00000abc-2".to_owned())).into();
+    let tidied = receiver.tidy(&landed).unwrap();
+    assert_eq!(tidied.removed, [(7, "00000abc-2_1_0.distcp".to_owned())]);
+    assert!(tidied.trouble.is_some());
+    assert!(drive.get(&mark(5), 99).unwrap().is_some(), "as long as there is something");
+    assert!(drive.get(&mark(7), 99).unwrap().is_none());
 }

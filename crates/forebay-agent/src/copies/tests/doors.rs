@@ -29,7 +29,7 @@ fn head(method: &str, path: &str, token: &str, more: &str) -> Vec<u8> {
         .into_bytes()
 }
 
-const DRIVE: &str = "forebay-drive: 00000000000000aa\r\n";
+const DRIVE: &str = "forebay-drive: 00000000000000aa\r\nforebay-to: 00000000000000d0\r\n";
 
 fn put(file: &str, token: &str, length: usize, body: &[u8]) -> Vec<u8> {
     let path = format!("/api/v1/peers/run7/steps/7/{file}");
@@ -44,6 +44,7 @@ fn status(answer: &str) -> u16 {
 
 /// A node with rank 0's data, and a file of rank 1's.
 fn node(cluster: &Cluster) -> (Node, String, Vec<u8>) {
+    cluster.name_drive(0, "00000000000000d0");
     let node = cluster.start(0, "", &cluster.settings(0, false));
     let (key, bytes) = cluster.own(1).into_iter().next().unwrap();
     node.until("seen", |status| !status.steps.is_empty());
@@ -187,5 +188,25 @@ fn a_paused_tier_takes_nothing() {
     node.runner.act(&pause, "test").unwrap();
     assert_eq!(status(&talk(&node, &put(&file, PEER_TOKEN, bytes.len(), b""))), 503);
     assert!(node.marks().is_empty());
+    node.stop();
+}
+
+#[test]
+fn what_is_for_another_drive_or_this_one_s_own_is_refused() {
+    let cluster = Cluster::new();
+    let (node, file, bytes) = node(&cluster);
+    let path = format!("/api/v1/peers/run7/steps/7/{file}");
+    let length = format!("Content-Length: {}\r\n", bytes.len());
+    for (of, to, expected) in [
+        ("00000000000000aa", "00000000000000d1", 404),
+        ("00000000000000d0", "00000000000000d0", 400),
+        ("00000000000000aa", "", 400),
+    ] {
+        let whose = format!("forebay-drive: {of}\r\nforebay-to: {to}\r\n{length}");
+        let text = head("PUT", &path, PEER_TOKEN, &whose);
+        let answer = talk(&node, &text);
+        assert!(status(&answer) == expected, "{of} {to}: {answer}");
+        assert_eq!(node.data(), cluster.own(0));
+    }
     node.stop();
 }

@@ -137,6 +137,13 @@ impl Cluster {
         Node { agent, copies, runner, work, drive, counts, jobs }
     }
 
+    /// Gives a drive its name.
+    fn name_drive(&self, number: usize, name: &str) {
+        let own = self.path(&format!("drive{number}/.forebay/here"));
+        std::fs::create_dir_all(&own).unwrap();
+        std::fs::write(own.join("drive"), name).unwrap();
+    }
+
     /// The data files that a drive had at the beginning.
     fn own(&self, rank: usize) -> BTreeMap<String, Vec<u8>> {
         let (_, drives) = world::split(&self.whole);

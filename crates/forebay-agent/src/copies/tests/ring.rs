@@ -86,9 +86,7 @@ fn where_a_buddy_is_full_the_next_one_gets_the_copy() {
     for (number, name) in
         ["00000000000000a0", "00000000000000b1", "00000000000000c2"].iter().enumerate()
     {
-        let own = cluster.path(&format!("drive{number}/.forebay/here"));
-        std::fs::create_dir_all(&own).unwrap();
-        std::fs::write(own.join("drive"), name).unwrap();
+        cluster.name_drive(number, name);
     }
     // There is room for its own next save, and almost for a copy beside it.
     let bytes = |rank: usize| cluster.own(rank).values().map(Vec::len).sum::<usize>();
@@ -127,4 +125,28 @@ fn a_file_that_is_damaged_here_is_told_and_comes_nowhere() {
     buddy.until("nothing comes", |_| buddy.marks().is_empty());
     assert_eq!(buddy.data(), cluster.own(1));
     [buddy, giver].into_iter().for_each(Node::stop);
+}
+
+#[test]
+fn a_node_that_is_asked_in_another_s_name_counts_as_no_copy() {
+    let cluster = Cluster::new();
+    // Another drive is announced at this one's address, so that it asks itself.
+    let giver = cluster.start(0, "", &cluster.settings(1, true));
+    let own = giver.until("told", |status| {
+        status.copies.as_ref().is_some_and(|copies| !copies.drive.is_empty())
+    });
+    let url = format!("https://localhost:{}", giver.address().port());
+    let told = cluster.path("records/.forebay/peers/00000000000000b1/told");
+    std::fs::create_dir_all(told.parent().unwrap()).unwrap();
+    let text =
+        format!("{{\"host\":\"twin\",\"job\":\"run7\",\"url\":\"{url}\",\"gone_seconds\":3600}}");
+    std::fs::write(told, text).unwrap();
+    let status = giver.until("trouble", |status| status.copies.as_ref().unwrap().failures > 1);
+    assert!(!is_copied(&status), "{status:#?}");
+    let copies = status.copies.unwrap();
+    let twin = copies.nodes.iter().find(|node| node.drive == "00000000000000b1").unwrap();
+    let own = own.copies.unwrap().drive;
+    let expected = format!("drive {own} answers there, not 00000000000000b1");
+    assert!(twin.error.as_ref().unwrap().contains(&expected), "{twin:?}");
+    giver.stop();
 }

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,16 @@ def until(holds: Callable[[], bool], told: Callable[[], object]) -> None:
         time.sleep(0.03)
 
 
+def lose(folder: Path) -> None:
+    """Removes a folder in which an agent may be at work."""
+
+    def is_gone() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    until(is_gone, lambda: list(folder.rglob("*")))
+
+
 def state(seed: int) -> dict[str, Any]:
     return {"w": torch.full((50_000,), float(seed))}
 
@@ -157,7 +168,7 @@ def test_with_tiers_restores_look_there_and_nothing_moves_here(
         checkpoints.save(1, state(1))
         checkpoints.save(2, state(2))
         assert checkpoints.drain(LONG_SECONDS)
-    shutil.rmtree(near)
+    lose(near)
     # The agent has the folder that is gone; this is another one, under the same name.
     with Checkpointer(near, tiers=[far], agent=site / "agent.sock") as checkpoints:
         assert checkpoints.latest() == 2
@@ -168,6 +179,23 @@ def test_with_tiers_restores_look_there_and_nothing_moves_here(
         assert checkpoints.drain(LONG_SECONDS)
         assert checkpoints.tier_status()["agent"]["error"] is None
     assert is_committed(far, 3)
+
+
+def test_who_lost_the_folder_and_names_no_tiers_is_told_where_steps_are(
+    site: Path, start: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    start()
+    near, far = site / "run7", site / "shared" / "run7"
+    with Checkpointer(near, agent=site / "agent.sock") as checkpoints:
+        checkpoints.save(1, state(1))
+        assert checkpoints.drain(LONG_SECONDS)
+    lose(near)
+    with pytest.warns(UserWarning, match=f"has no step, and {far} has step 1: tiers="):
+        Checkpointer(near, agent=site / "agent.sock").close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with Checkpointer(near, agent=site / "agent.sock", tiers=[far]) as checkpoints:
+            assert checkpoints.restore(state(0)).step == 1
 
 
 def test_ranks_save_and_the_first_hands_over(

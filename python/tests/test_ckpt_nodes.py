@@ -79,6 +79,19 @@ def test_a_drive_that_is_gone_is_told_and_the_step_before_is_restored(tmp_path: 
     assert data_of(tmp_path / "drive0", 3) == {0, 1}
 
 
+def test_a_step_that_is_damaged_on_a_drive_is_told_and_the_one_before_is_restored(
+    tmp_path: Path,
+) -> None:
+    run(nodes.saves_and_drains, tmp_path)
+    run(nodes.saves_and_dies, tmp_path)
+    (data,) = (tmp_path / "drive1/step-3").glob("*_3_0.distcp")
+    flip(data)
+    results = run(nodes.comes_back, tmp_path)
+    assert [result["step"] for result in results] == [2] * WORLD
+    assert all(result["whole"] for result in results), results
+    assert any("step 3 is damaged on the drive" in line for line in results[0]["told"]), results[0]
+
+
 def flip(file: Path) -> None:
     """Another byte in each of the file's pages: one of them is looked at by whoever reads it."""
     data = bytearray(file.read_bytes())
@@ -104,7 +117,7 @@ def test_data_come_from_the_nodes_own_drive_and_if_damaged_from_the_next_tier(
         flip(file)
     results = run(nodes.comes_back, tmp_path)
     assert all(result["step"] == 12 and result["whole"] for result in results), results
-    assert any("own copy is passed over" in line for line in results[0]["told"]), results
+    assert any("on their own drives is passed over" in line for line in results[0]["told"]), results
 
 
 def test_records_that_are_not_in_one_place_are_found(tmp_path: Path) -> None:
@@ -135,6 +148,9 @@ def test_what_cannot_be(tmp_path: Path) -> None:
     ]:
         with pytest.raises(forebay.Error, match=what):
             Checkpointer(near, **options)
+    Checkpointer(near, records=shared, tiers=[shared]).close()
+    with pytest.raises(forebay.UsageError, match="is the drive of a node"):
+        Checkpointer(near)
     with pytest.raises(forebay.UsageError, match="folder of each node"):
         Checkpointer("memory:x", records=shared, tiers=[shared])
     Checkpointer(tmp_path / "whole").save(1, {"w": torch.zeros(3)}, blocking=True)

@@ -195,3 +195,32 @@ def test_tiers_that_cannot_be_are_refused(tmp_path: Path) -> None:
         with pytest.raises(forebay.Error) as missing:
             checkpoints.restore(blank())
         assert missing.value.code == "not_found"
+
+
+def test_a_tier_that_is_down_is_told_in_the_log_of_the_job(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = tmp_path / "no" / "mount"
+
+    def lines() -> list[str]:
+        told = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+        return [line for line in told if "tier tier1" in line]
+
+    with caplog.at_level("WARNING", logger="forebay"):
+        with Checkpointer(tmp_path / "near", tiers=[lost]) as checkpoints:
+            step = 0
+            until = time.monotonic() + 60
+            while not lines() and time.monotonic() < until:
+                step += 1
+                checkpoints.save(step, state(step), blocking=True)
+                time.sleep(0.2)
+            checkpoints.save(step + 1, state(1), blocking=True)
+            time.sleep(0.5)
+            assert len(lines()) == 1 and f"({lost}) is down: " in lines()[0], lines()
+            lost.parent.mkdir()
+            until = time.monotonic() + 60
+            while len(lines()) < 2 and time.monotonic() < until:
+                step += 1
+                checkpoints.save(step + 1, state(1), blocking=True)
+                time.sleep(0.2)
+            assert "is ok again" in lines()[1]

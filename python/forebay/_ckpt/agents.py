@@ -25,7 +25,7 @@ from typing import Any
 
 from forebay import _native
 from forebay._errors import Error, make, usage
-from forebay._urls import Place, home_of
+from forebay._urls import Place, home_of, place_of
 
 #: What `Checkpointer(agent=...)` takes: whether, or the path of the socket.
 AgentLike = bool | str | os.PathLike[str]
@@ -83,6 +83,27 @@ class Agent:
             what = "what is saved stays there until an agent takes it"
             warnings.warn(f"{self.folder} is not handed over, {what}: {error}", stacklevel=4)
 
+    def tell_elsewhere(self) -> None:
+        """A warning where the folder has no step, and a place where copies go has: restores would not find it."""
+        with self._lock:
+            places = self._places[1:]
+        for place in places:
+            with contextlib.suppress(Error):
+                if _native.latest(self.folder) is not None:
+                    return
+                found = _native.latest(place_of(place))
+                if found is not None:
+                    what = f"{self.folder} has no step, and {place} has step {found}"
+                    hint = f"tiers=[{place!r}] has restores look there"
+                    warnings.warn(f"{what}: {hint}", stacklevel=4)
+                    return
+
+    def damaged(self, step: int) -> str | None:
+        """See `Tiers.damaged`."""
+        with contextlib.suppress(Error):
+            return damage_in(self.ask({"request": "status", "job": self.job}), step)
+        return None
+
     def hand_over(self) -> Error | None:
         """Hands the folder over, or says that something was saved. The error of it is returned, and logged if it is new."""
         error, places = None, []
@@ -124,7 +145,8 @@ class Agent:
         except Error as raised:
             error = raised
         with self._lock:
-            error = error or self._error
+            # Why it was not handed over says more than that there is no such job.
+            error = self._error or error
             places = list(self._places)
         about = {"socket": self.path(), "job": self.job, "places": places}
         if not isinstance(status, dict) or not status:
@@ -240,6 +262,14 @@ def unreachable(error: OSError, path: str) -> Error:
     if isinstance(error, TimeoutError):
         return make("timeout", f"the agent does not answer within {_PATIENCE_SECONDS:.0f} s", path)
     return make("io", f"cannot talk to the agent: {error}", path)
+
+
+def damage_in(status: Mapping[str, Any], step: int) -> str | None:
+    """What a status says of damage to a step on the first tier: it can never be moved from there."""
+    for error in status.get("errors", ()):
+        if error["tier"] == 0 and error["step"] == step and error["code"] == "checksum":
+            return str(error["what"])
+    return None
 
 
 def _is_done(status: Mapping[str, Any], newest: int | None) -> bool:

@@ -39,6 +39,7 @@ from forebay._ckpt.saving import Run
 from forebay._ckpt.settings import OnBusy, Progress, parse, parse_step
 from forebay._ckpt.sidefiles import SideFiles
 from forebay._ckpt.tiers import Tiers, TiersLike
+from forebay._ckpt.tiertrouble import Troubles
 from forebay._ckpt.training import Attached, Owned, Training
 from forebay._errors import Error, make, usage
 from forebay._urls import Place
@@ -150,6 +151,7 @@ class Checkpointer:
         #: One save after the other begins, from whatever thread. One that a signal's handler makes is not held up.
         self._saves = threading.RLock()
         self._retention: Retention | None = None
+        self._troubles = Troubles()
         self._training = Training()
         self._hooks: list[Attached] = []
         store = weakref.WeakMethod(self._store)
@@ -162,6 +164,8 @@ class Checkpointer:
         remember(self)
         if self._settings.agent is not None and self._hands_over():
             self._settings.agent.introduce()
+            if self._settings.tiers is None:
+                self._settings.agent.tell_elsewhere()
         if state is not None:
             self._prepare(state, stepped=False)
         elif self._settings.staging_bytes is not None:
@@ -314,7 +318,8 @@ class Checkpointer:
             # The same on all ranks.
             if chosen.nearer is None or error.code in _NOT_OF_A_COPY:
                 raise
-            warnings.warn(f"the node's own copy is passed over: {error}", stacklevel=4)
+            what = "what nodes have on their own drives is passed over"
+            warnings.warn(f"{what}, all is read from {chosen.folder}: {error}", stacklevel=4)
         return restoring.restore(request, ranks, replace(chosen, nearer=None))
 
     def per_rank(
@@ -429,7 +434,8 @@ class Checkpointer:
         self.wait()
         if agent is not None:
             newest = _native.latest(self._settings.directory)
-            return not self._hands_over() or agent.drain(newest, timeout)
+            asks = self._ranks().rank == 0 or self._hands_over()
+            return not asks or agent.drain(newest, timeout)
         assert tiers is not None
         return tiers.drain(timeout, self._ranks().rank == 0)
 
@@ -579,6 +585,7 @@ class Checkpointer:
         if run is not None and run.ranks.rank == 0:
             if agent is None and tiers is not None:
                 tiers.wake()
+            self._troubles.see(tiers, agent)
             if self._retention is None:
                 self._retention = Retention(self._settings)
             self._retention.ask()

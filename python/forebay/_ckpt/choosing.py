@@ -127,7 +127,7 @@ def _landed(tiers: Tiers, step: object, ranks: Ranks) -> str | None:
         tiers.attend(ranks.rank == 0)
         return tiers.ranks_here(on_drives)
 
-    return Landing(ranks, look).wait(held)
+    return Landing(ranks, look, tiers.damaged).wait(held)
 
 
 def _nearest(tiers: Tiers, step: int | None, ranks: Ranks, lost: str | None) -> Choice:

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import logging
 import os
+import platform
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ _LOCK = (".forebay", "mover")
 #: How long a step may not change that all of its nodes are there to bring.
 PATIENCE_SECONDS = 1800.0
 
+#: And if a file of it is damaged on its drive: copies of it may come from other nodes.
+DAMAGE_SECONDS = 10.0
+
 #: How often rank 0 looks whether it has come, while the others wait for what it says.
 _LOOK_SECONDS = 1.0
 
@@ -48,8 +52,15 @@ class Lacking:
 class Landing:
     """Waits, on all ranks together, until a step has been brought from the drives to the next tier."""
 
-    def __init__(self, ranks: Ranks, look: Callable[[], Lacking | None]) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        look: Callable[[], Lacking | None],
+        damaged: Callable[[int], str | None] = lambda step: None,
+    ) -> None:
         self._ranks = ranks
+        #: What is known here of damage to a step.
+        self._damaged = damaged
         #: Of rank 0.
         self._look = look
         self._least: int | None = None
@@ -60,10 +71,11 @@ class Landing:
         come. Errors: those of any rank, on all."""
         known: int | None = None
         while True:
-            told = self._exchange(self._seen)[0]
+            answers = self._exchange(lambda known=known: (self._seen(), self._damage(known)))
+            told = answers[0][0]
             if told is None:
                 return None
-            step, ranks, is_stuck = told
+            step, ranks, is_stuck, still = told
             if step != known:
                 known = step
                 gone = set(ranks).difference(*self._exchange(lambda step=step: sorted(held(step))))
@@ -72,6 +84,9 @@ class Landing:
                         f"step {step} was saved to the drives of nodes, and those with the data of {len(gone)} ranks "
                         f"({_few(gone)}) are not here"
                     )
+            damage = next((damage for _, damage in answers if damage is not None), None)
+            if damage is not None and still > DAMAGE_SECONDS:
+                return f"step {step} is damaged on the drive of a node, and comes from nowhere: {damage}"
             if is_stuck:
                 return (
                     f"step {step} is on the drives of nodes, and nothing of it has come from there for "
@@ -79,9 +94,13 @@ class Landing:
                 )
             sleep(_LOOK_SECONDS)
 
-    def _seen(self) -> tuple[int, list[int], bool] | None:
-        """What rank 0 sees: the step, whose data it lacks, and whether nothing has come for too long. None on others, and
-        where nothing is lacking."""
+    def _damage(self, step: int | None) -> str | None:
+        found = None if step is None else self._damaged(step)
+        return None if found is None else f"{found} (on {platform.node()})"
+
+    def _seen(self) -> tuple[int, list[int], bool, float] | None:
+        """What rank 0 sees: the step, whose data it lacks, whether nothing has come for too long, and for how long. None on
+        others, and where nothing is lacking."""
         lacking = self._look() if self._ranks.rank == 0 else None
         if lacking is None:
             return None
@@ -90,7 +109,8 @@ class Landing:
             _log.info(
                 "forebay: step %d comes from its nodes: %d bytes left", lacking.step, lacking.bytes
             )
-        return lacking.step, sorted(lacking.ranks), monotonic() - self._since > PATIENCE_SECONDS
+        still = monotonic() - self._since
+        return lacking.step, sorted(lacking.ranks), still > PATIENCE_SECONDS, still
 
     def _exchange(self, what: Callable[[], Any]) -> list[Any]:
         error: Error | None = None

@@ -9,6 +9,7 @@ thread, once a structure is known.
 from __future__ import annotations
 
 import contextlib
+import logging
 import platform
 import warnings
 import weakref
@@ -37,6 +38,8 @@ from forebay._ckpt.structures import Ready, Structures
 from forebay._ckpt.tiers import PATIENCE_SECONDS
 from forebay._ckpt.training import Training
 from forebay._errors import Error, make, usage
+
+_log = logging.getLogger("forebay")
 
 #: How long a rank that cannot save waits until others know, and how long it looks for what they save.
 _WITHDRAW_SECONDS = 5.0
@@ -77,7 +80,13 @@ class Run:
         try:
             if self.ranks.stale:
                 self._find_ranks()
-            goes = self._make_way() and self._admitted()
+            goes = self._make_way()
+            if not goes:
+                _log.info("forebay: step %s is left out: the save before is under way", step)
+            elif not self._admitted():
+                goes = False
+                level = logging.WARNING if self.ranks.rank == 0 else logging.INFO
+                _log.log(level, "forebay: step %s is left out: the first tier has no room", step)
             waited = perf_counter()
             if goes:
                 with quiet():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from forebay._catalog import PathLike
@@ -102,7 +103,9 @@ def parse(
     ):
         what = "keep_last and keep_every beside tiers or an agent"
         raise usage(what, "say in the tiers what stays: nothing must go that was not moved on")
-    farther = None if tiers is None else Tiers(tiers, place, handed is None, records)
+    farther = None if tiers is None else Tiers(tiers, place, handed, records)
+    if farther is None or farther.node is None:
+        _check_whole(place)
     if farther is not None and farther.node is not None:
         if survive:
             what = "survive=True with records: an agent finishes no saves to the drives of nodes"
@@ -124,6 +127,14 @@ def parse(
         handed,
         Survival(handed) if survive and handed is not None else None,
     )
+
+
+def _check_whole(directory: Place) -> None:
+    """Refuses the drive of a node, whose records are elsewhere: what is saved there without them is seen by nobody who
+    has them."""
+    if isinstance(directory, Path) and directory.joinpath(".forebay", "place").is_file():
+        what = f"{directory} is the drive of a node, whose records are elsewhere"
+        raise usage(what, "say where: records=..., or in the tiers' configuration")
 
 
 def check_count(name: str, value: object, most: int = STEP_MAX) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from forebay import _native
+from forebay._ckpt.agents import Agent, damage_in
 from forebay._ckpt.nodetier import Lacking, Node
 from forebay._errors import make, usage
 from forebay._urls import Place, Url, place_of
@@ -31,17 +32,16 @@ _NO_FILE = "forebay.toml"
 
 class Tiers:
     """The tiers of one checkpointer. `places` are the same on all ranks; only rank 0 starts anything, and where the first
-    is on the drives of nodes (`node`) one process of each. Without `moves` they are only looked at: an agent does the
-    rest."""
+    is on the drives of nodes (`node`) one process of each. Where an agent does the rest they are only looked at."""
 
     def __init__(
         self,
         tiers: TiersLike,
         directory: Place,
-        moves: bool = True,
+        agent: Agent | None = None,
         records: str | os.PathLike[str] | None = None,
     ) -> None:
-        self._moves = moves
+        self._moves, self._agent = agent is None, agent
         self._file, self._text = _source(tiers, directory, records)
         places, backlog = _native.Tiers.read(self._file, self._text)
         #: Where the steps are, the nearest first.
@@ -102,6 +102,16 @@ class Tiers:
             return None
         found = _native.Tiers.unlanded(self._file, self._text, step)
         return None if found is None else Lacking(found[0], found[1], frozenset(found[2]))
+
+    def damaged(self, step: int) -> str | None:
+        """What is known of damage to a step on this node's drive, on the process that has it moved: its files never come.
+        """
+        if self.node is None or not self.node.takes_charge():
+            return None
+        if self._agent is not None:
+            return self._agent.damaged(step)
+        native = self._native
+        return None if native is None else damage_in(json.loads(native.status()), step)
 
     def ranks_here(self, step: int) -> list[int]:
         """The ranks whose data of a step are on this node's drive."""

@@ -85,7 +85,7 @@ pub fn gc(root: &Root, options: &GcOptions) -> Result<GcReport> {
     if strays::holds_attempts(root)? {
         folders.push(Layout::new(""));
     }
-    let mut report = collect(root, &folders, options);
+    let mut report = collect(root, &folders, options, &|| false);
     beside(root, &folders, options, &mut report);
     Ok(report)
 }
@@ -135,12 +135,23 @@ fn alive_of_others(root: &Root) -> Result<Vec<Listed>> {
     Ok(listed)
 }
 
-/// Collects in folders that hold a step each. All are waited for at once, which in a bucket takes a minute.
-pub fn gc_folders(root: &Root, layouts: &[Layout], options: &GcOptions) -> GcReport {
-    collect(root, layouts, options)
+/// Collects in folders that hold a step each, until it is `stopped`. All are waited for at once, which in a bucket
+/// takes a minute.
+pub fn gc_folders(
+    root: &Root,
+    layouts: &[Layout],
+    options: &GcOptions,
+    stopped: &dyn Fn() -> bool,
+) -> GcReport {
+    collect(root, layouts, options, stopped)
 }
 
-fn collect(root: &Root, layouts: &[Layout], options: &GcOptions) -> GcReport {
+fn collect(
+    root: &Root,
+    layouts: &[Layout],
+    options: &GcOptions,
+    stopped: &dyn Fn() -> bool,
+) -> GcReport {
     let mut report = GcReport::default();
     let mut doomed: BTreeMap<usize, Vec<AttemptId>> = BTreeMap::new();
     for (at, layout) in layouts.iter().enumerate() {
@@ -154,7 +165,7 @@ fn collect(root: &Root, layouts: &[Layout], options: &GcOptions) -> GcReport {
         root.clock.sleep(settle(root, options));
     }
     for (at, attempts) in doomed {
-        let Some(layout) = layouts.get(at) else { continue };
+        let Some(layout) = layouts.get(at).filter(|_| !stopped()) else { continue };
         if let Err(error) = sweep(root, layout, &attempts, options, &mut report) {
             report.failed.push((layout.prefix().to_owned(), error));
         }

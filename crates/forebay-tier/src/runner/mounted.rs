@@ -23,10 +23,13 @@ pub(super) fn mount_of(folder: &Path) -> Option<PathBuf> {
     None
 }
 
-/// Errors: `not_found` where nothing is mounted there.
+/// Errors: `not_found` where nothing is mounted there. What cannot be told is told by who opens it.
 pub(super) fn check(mount: &Path) -> Result<()> {
-    let beneath = mount.parent().and_then(device_of);
-    if device_of(mount).is_some_and(|device| Some(device) != beneath) {
+    let is_lost = match std::fs::metadata(mount) {
+        Ok(found) => mount.parent().and_then(device_of) == Some(found.dev()),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    };
+    if !is_lost {
         return Ok(());
     }
     let what = "the file system of this tier is not mounted any more";

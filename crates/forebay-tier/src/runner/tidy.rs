@@ -190,8 +190,9 @@ fn collect(shared: &Shared, task: &Task, undone: &mut Undone) -> Vec<Error> {
     if shared.is_stopping() {
         return Vec::new();
     }
+    let stopped = || shared.is_stopping();
     let layouts: Vec<Layout> = task.collect.iter().copied().map(Layout::of_step).collect();
-    for (place, error) in gc_folders(&root, &layouts, &options(shared)).failed {
+    for (place, error) in gc_folders(&root, &layouts, &options(shared), &stopped).failed {
         let at = layouts.iter().position(|layout| place.starts_with(layout.prefix()));
         let step = at.and_then(|at| task.collect.get(at));
         undone.extend(step.map(|step| (*step, Some(error))));

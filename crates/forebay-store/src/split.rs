@@ -81,7 +81,8 @@ impl SplitStore {
         let Some(name) = &self.name else { return Ok(()) };
         let there = self.records.get(NAME_KEY, NAME_BYTES_MAX)?.map(|(bytes, _)| bytes);
         if there.as_ref() == Some(name) {
-            return Ok(());
+            // A drive that somebody has emptied is still the one that was opened.
+            return self.data.create(NAME_KEY, name).map(drop);
         }
         let what = match there {
             None => NO_RECORDS,

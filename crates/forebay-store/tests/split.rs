@@ -218,3 +218,20 @@ fn a_url_leads_to_both_and_folders_are_made_where_those_above_are() {
     }
     assert_eq!(split_folder(&url).unwrap().unwrap(), PathBuf::from(&drive));
 }
+
+#[test]
+fn a_drive_that_is_emptied_while_it_is_in_use_stays_the_drive() {
+    let above = tempfile::tempdir().unwrap();
+    let (drive, shared) = (above.path().join("drive"), above.path().join("shared"));
+    let url = split_url(at(&shared), at(&drive), false);
+    let settings = StoreSettings::default();
+    create_split(&url, &settings).unwrap();
+    let store = open_store(&url, &settings).unwrap();
+    write(&*store, DATA, b"of one");
+    std::fs::remove_dir_all(drive.join(".forebay")).unwrap();
+    assert_eq!(keys(&*store).last().map(String::as_str), Some(DATA));
+    assert!(drive.join(".forebay/place").is_file());
+    // Whoever comes next takes it for what it is.
+    create_split(&url, &settings).unwrap();
+    assert_eq!(read(&*open_store(&url, &settings).unwrap(), DATA), b"of one");
+}

@@ -23,13 +23,27 @@ pub struct Order {
 /// What of a tier is around a step, in the line of all.
 #[derive(Clone, Copy, Default)]
 struct Around {
-    /// Whether it has one that is older.
+    /// Whether it has one that is older, in the line and by its number: what a job left behind when it went back stands
+    /// before all others in the line, and says nothing of them.
     older: bool,
     /// How many it has, or gets, that are newer.
     newer: usize,
 }
 
 impl View {
+    /// For each place of the line, the lowest number of what a tier has before it; the highest there is for none.
+    fn lowest_before(&self, tier: usize) -> Vec<u64> {
+        let mut lowest = u64::MAX;
+        let before = |step: &u64| {
+            let found = lowest;
+            if self.committed(tier, *step).is_some() {
+                lowest = lowest.min(*step);
+            }
+            found
+        };
+        self.line.iter().map(before).collect()
+    }
+
     /// Whether a tier had the step and let it go, or never needs it: a still farther one has this commit, and steps
     /// come hop by hop.
     pub(super) fn passed_by(&self, tier: usize, step: u64, copy: &StepCopy) -> bool {
@@ -58,11 +72,11 @@ impl Rules {
     pub fn moves(&self, view: &View) -> Vec<Order> {
         let newest = view.line.last();
         let tiers = 0..view.tiers.len();
-        let oldest: Vec<_> = tiers.clone().map(|tier| view.line_of(tier).next()).collect();
-        let mut around = vec![Around { older: true, newer: 0 }; view.tiers.len()];
-        let mut order = |step: &u64| {
-            for (oldest, around) in oldest.iter().zip(&mut around) {
-                around.older &= oldest.is_some_and(|oldest| oldest != *step);
+        let lowest: Vec<Vec<u64>> = tiers.clone().map(|tier| view.lowest_before(tier)).collect();
+        let mut around = vec![Around::default(); view.tiers.len()];
+        let mut order = |(at, step): (usize, &u64)| {
+            for (lowest, around) in lowest.iter().zip(&mut around) {
+                around.older = lowest.get(at).is_some_and(|lowest| lowest < step);
             }
             let hop = self.hop(view, &around, *step);
             for (tier, around) in tiers.clone().zip(&mut around) {
@@ -75,7 +89,7 @@ impl Rules {
             let replaces = view.committed(to, *step).map(|older| older.attempt);
             Some(Order { step: *step, from, to, priority, replaces })
         };
-        view.line.iter().rev().filter_map(&mut order).collect()
+        view.line.iter().enumerate().rev().filter_map(&mut order).collect()
     }
 
     /// The next hop of a step: from which tier to which.
@@ -85,7 +99,8 @@ impl Rules {
             let (older, newer) = view.line.split_at(at);
             let is_there = |step: &&u64| view.committed(tier, **step).is_some();
             let newer = newer.iter().skip(1).filter(is_there).count();
-            Around { older: older.iter().any(|step| is_there(&step)), newer }
+            let is_older = |other: &u64| *other < step && is_there(&other);
+            Around { older: older.iter().any(is_older), newer }
         };
         let around: Vec<Around> = (0..view.tiers.len()).map(around).collect();
         self.hop(view, &around, step)

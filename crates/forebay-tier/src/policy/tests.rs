@@ -120,6 +120,13 @@ fn a_step_that_went_past_a_tier_that_was_down_comes_to_it_if_that_keeps_it() {
     assert_eq!(moves(2, 10, &[9, 12, 13]), [10]);
     assert!(moves(4, 0, &[12, 13]).is_empty(), "the oldest go for room");
     assert!(moves(4, 0, &[]).is_empty(), "it is new");
+    // 14 was left behind by a job that went back: it stands first, and is no sign that the tier lacks something.
+    let mut rules = three();
+    (rules.tiers[1].keep, rules.tiers[2].takes) = (keep(9, 0), Takes::All);
+    let line = [14, 10, 11, 12];
+    let view = view(&line, &[&[10, 11, 12], &[14, 11, 12], &line]);
+    assert_eq!(rules.moves(&view), []);
+    assert!(rules.hop_of(&view, 10).is_none());
 }
 
 /// A job went back: tier 0 has its new commits of these steps, and the older ones rank after them.

@@ -296,7 +296,7 @@ def test_an_agent_that_stands_still_keeps_no_memory_that_is_used_again(
             agent.send_signal(signal.SIGCONT)
         # It reads all that was sent, and finds that nobody has died.
         checkpoints.save(3, survive.state(3)).wait()
-        assert staged(site) == []
+        until(lambda: staged(site) == [], lambda: staged(site))
         log = (site / "agent.log").read_text()
         assert "has died" not in log and "has ended" not in log, log
         assert attempt(site / "run7", 2) != attempt(site / "run7", 3)

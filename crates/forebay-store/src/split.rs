@@ -134,9 +134,8 @@ fn records_of(whole: &str, data: &dyn Store, settings: &StoreSettings) -> Result
 /// A drive and the place of its records that do not belong together.
 fn apart(what: &str, drive: &str, records: &str) -> Error {
     let error = Error::new(Code::NotShared, what).at(drive);
-    error.hint(format!(
-        "its records should be in {records}: is its file system mounted? a job's drives and records stay together"
-    ))
+    let hint = format!("its records should be in {records}: is its file system mounted?");
+    error.hint(hint + " a job's drives and records stay together")
 }
 
 /// Opens a `node:` or `near:` place. `settings` are those of the place of all nodes, where it is a bucket.
@@ -207,8 +206,8 @@ pub fn create_split(url: &str, settings: &StoreSettings) -> Result<()> {
     SplitStore::named(records, Arc::new(data)).map(drop)
 }
 
-/// Whether a `node:` place is one that [`create_split`] has yet to make: the folder is no drive, and there are no records
-/// where it could make them. Nothing is made.
+/// Whether a `node:` place is one that [`create_split`] has yet to make: the folder is no drive, and there are no
+/// records where it could make them. Nothing is made.
 ///
 /// Errors: `already_exists` as there; `usage`; those of opening the folder.
 pub fn is_unmade(url: &str) -> Result<bool> {

@@ -170,7 +170,18 @@ fn a_url_leads_to_both_and_folders_are_made_where_those_above_are() {
     let near = open(&split_url(at(&shared), at(&drive), true)).unwrap();
     assert_eq!(read(&*near, "step-7/.metadata"), b"whole");
     assert_eq!(read(&*near, DATA), b"bytes");
-    // The place of records is not mounted, or is another: nothing is listed, by whoever has it open, either.
+}
+
+/// The place of records is not mounted, or is another: nothing is listed, by whoever has it open, either.
+#[test]
+fn a_drive_goes_with_its_own_records_alone() {
+    let above = tempfile::tempdir().unwrap();
+    let (shared, drive) = (above.path().join("shared"), above.path().join("drive"));
+    let url = split_url(at(&shared), at(&drive), false);
+    let open = |url: &str| open_store(url, &StoreSettings::default());
+    create_split(&url, &StoreSettings::default()).unwrap();
+    open(&url).unwrap().put("step-7/.metadata", b"commit").unwrap();
+    let records = shared.join(NODE_RECORDS);
     let (away, other) = (above.path().join("away"), above.path().join("other"));
     std::fs::rename(&shared, &away).unwrap();
     std::fs::create_dir(&shared).unwrap();

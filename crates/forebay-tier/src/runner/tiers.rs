@@ -67,8 +67,8 @@ impl Tiers {
         Self::build(config, stores, &clock, None, |_, tier| fresh(&clock, tier))
     }
 
-    /// The tiers of another job of that name, with [shares](Limits::share) of the limits of these in their order: a cap is the
-    /// machine's, however many jobs there are. Stores as in [`with_stores`](Self::with_stores).
+    /// The tiers of another job of that name, with [shares](Limits::share) of the limits of these in their order: a cap
+    /// is the machine's, however many jobs there are. Stores as in [`with_stores`](Self::with_stores).
     ///
     /// A tier that these do not have gets limits of its own. Errors: as there.
     pub fn beside(

@@ -17,8 +17,8 @@ use super::state::{Shared, TierState, one_line};
 /// Longest time between two looks at a bucket where nothing happens.
 const QUIET_MAX: Duration = Duration::from_secs(60);
 
-/// When a store that honours too little for commits is asked again: what was asked may have gone wrong under load. Twice
-/// that the next time, to [`ASK_MAX`].
+/// When a store that honours too little for commits is asked again: what was asked may have gone wrong under load.
+/// Twice that the next time, to [`ASK_MAX`].
 const ASK: Duration = Duration::from_secs(60);
 const ASK_MAX: Duration = Duration::from_secs(600);
 

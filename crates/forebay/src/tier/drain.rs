@@ -1,5 +1,5 @@
-//! `forebay tier drain`: moves every step to where it should be, then ends. With `--job` the agent of this machine moves
-//! them, and this waits for it (see [`drain_job`]).
+//! `forebay tier drain`: moves every step to where it should be, then ends. With `--job` the agent of this machine
+//! moves them, and this waits for it (see [`drain_job`]).
 //!
 //! JSON: `{"done", "seconds", "bytes", "moving", "waiting", "removing", "stuck", "refused", "unseen": [tier],
 //! "errors"}`; the middle six say what is left where `done` is false. Copies that cannot be removed (`stuck`), and

@@ -180,7 +180,9 @@ fn a_drive_goes_with_its_own_records_alone() {
     let url = split_url(at(&shared), at(&drive), false);
     let open = |url: &str| open_store(url, &StoreSettings::default());
     create_split(&url, &StoreSettings::default()).unwrap();
-    open(&url).unwrap().put("step-7/.metadata", b"commit").unwrap();
+    // A whole checkpoint beside the records.
+    std::fs::create_dir(shared.join("step-7")).unwrap();
+    std::fs::write(shared.join("step-7/.metadata"), b"whole").unwrap();
     let records = shared.join(NODE_RECORDS);
     let (away, other) = (above.path().join("away"), above.path().join("other"));
     std::fs::rename(&shared, &away).unwrap();

@@ -2,8 +2,10 @@
 //!
 //! Each goes over a connection of its own: an agent ends connections after a minute, and one that has just ended would
 //! look like a failure. Redirections are not followed, and no proxy is asked: the token is for agents alone. It goes
-//! by TLS only, to who can prove its name, or over loopback.
+//! by TLS only, to who can prove its name, or over loopback where this agent itself listens there without TLS: else
+//! any user of the machine could announce a port there, and be given the token.
 
+use std::cell::RefCell;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,27 +23,33 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{Receiver, channel};
 
 use super::{DRIVE_HEADER, PeerSettings, TO_HEADER};
+use crate::http::{Stamp, stamp};
 use crate::secret::{PEER_TOKEN, read_public, read_token};
 use crate::socket::message::{Answer, check_name};
 
 /// For a connection.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// For an answer to a question.
-const ASK_TIME: Duration = Duration::from_secs(20);
+pub(super) const ASK_TIME: Duration = Duration::from_secs(20);
 /// How long the other may take nothing of a file.
 const STALL_TIME: Duration = Duration::from_secs(120);
 /// For an answer after the last byte: the file is being forced to the disk.
 const END_TIME: Duration = Duration::from_secs(300);
 /// How often that is looked at.
 const LOOK: Duration = Duration::from_millis(100);
+/// See the module.
+const HTTPS_ALONE: &str = "the token of agents goes by https alone";
 /// Most bytes of an answer.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// See the module. For one thread.
 pub(super) struct Client {
     runtime: Runtime,
-    http: reqwest::Client,
+    /// And how the file of certificates was that it trusts.
+    http: RefCell<Option<(Stamp, reqwest::Client)>>,
     settings: PeerSettings,
+    /// Whether it may talk to loopback without TLS.
+    is_plain: bool,
 }
 
 /// What another agent has of a step.
@@ -87,34 +95,43 @@ pub(super) enum Failed {
 }
 
 impl Client {
-    /// Errors: a CA that cannot be read; no runtime.
-    pub(super) fn new(settings: &PeerSettings) -> Result<Self> {
-        // Its own cryptography for TLS, unless the process has chosen one.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut http = reqwest::Client::builder()
-            .connect_timeout(CONNECT_TIME)
-            .redirect(reqwest::redirect::Policy::none())
-            .pool_max_idle_per_host(0)
-            .no_proxy();
-        if let Some(path) = &settings.ca_file {
-            http = http.tls_certs_only(certificates(path)?);
-        }
-        let http = http.build().map_err(|error| {
-            Error::new(Code::Io, "cannot make an HTTP client").with_source(error)
-        })?;
+    /// `is_plain`: whether this agent listens on loopback, without TLS. Errors: no runtime.
+    pub(super) fn new(settings: &PeerSettings, is_plain: bool) -> Result<Self> {
         let runtime = Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|error| Error::io("cannot start a runtime", error))?;
-        Ok(Self { runtime, http, settings: settings.clone() })
+        Ok(Self { runtime, http: RefCell::default(), settings: settings.clone(), is_plain })
     }
 
-    /// What another agent has of a step.
+    /// What requests go by. Certificates that were replaced are read anew; where that fails the old ones count.
+    ///
+    /// Errors: certificates that could never be read.
+    fn http(&self) -> Result<reqwest::Client> {
+        let stamp = self.settings.ca_file.as_deref().and_then(stamp);
+        let mut http = self.http.borrow_mut();
+        if let Some((seen, http)) = &*http
+            && *seen == stamp
+        {
+            return Ok(http.clone());
+        }
+        let new = match (http_of(&self.settings), &*http) {
+            (Err(error), Some((_, old))) => {
+                tracing::error!(%error, "the certificates of other agents stay as they were");
+                old.clone()
+            }
+            (made, _) => made?,
+        };
+        *http = Some((stamp, new.clone()));
+        Ok(new)
+    }
+
+    /// What another agent has of a step, if it says so in that time.
     ///
     /// Errors: its own; it is not reached; `not_found` where somebody else answers.
-    pub(super) fn files(&self, peer: &Peer, step: u64) -> Result<There> {
-        let url = url_of(peer, step, None)?;
-        let request = self.signed(self.http.get(url.clone()).timeout(ASK_TIME))?;
+    pub(super) fn files(&self, peer: &Peer, step: u64, time: Duration) -> Result<There> {
+        let url = self.url_of(peer, step, None)?;
+        let request = self.signed(self.http()?.get(url.clone()).timeout(time))?;
         let ask = async {
             let answer = request.send().await.map_err(|error| unreached(&url, &error))?;
             read(answer, &url).await
@@ -135,8 +152,9 @@ impl Client {
         is_stopping: &dyn Fn() -> bool,
         read: impl FnOnce(&mut dyn FnMut(Vec<u8>) -> Result<()>) -> Result<()> + Send,
     ) -> std::result::Result<(), Failed> {
-        let url = url_of(what.to, what.step, Some(&what.file.name)).map_err(Failed::There)?;
-        let request = self.signed(self.http.put(url.clone())).map_err(Failed::Here)?;
+        let url = self.url_of(what.to, what.step, Some(&what.file.name)).map_err(Failed::There)?;
+        let http = self.http().map_err(Failed::Here)?;
+        let request = self.signed(http.put(url.clone())).map_err(Failed::Here)?;
         let request = request.header(DRIVE_HEADER, what.own.to_string());
         let request = request.header(TO_HEADER, what.to.drive.to_string());
         let (parts, coming) = channel::<Bytes>(1);
@@ -161,10 +179,34 @@ impl Client {
         })
     }
 
+    fn url_of(&self, peer: &Peer, step: u64, file: Option<&str>) -> Result<Url> {
+        let url = url_of(peer, step, file)?;
+        match url.scheme() == "https" || self.is_plain {
+            true => Ok(url),
+            false => Err(Error::new(Code::Usage, HTTPS_ALONE).at(&url)),
+        }
+    }
+
     /// With the token, which is read anew: it may have been replaced.
     fn signed(&self, request: RequestBuilder) -> Result<RequestBuilder> {
         Ok(request.bearer_auth(read_token(&self.settings.token_file, PEER_TOKEN)?))
     }
+}
+
+/// Errors: a CA that cannot be read.
+fn http_of(settings: &PeerSettings) -> Result<reqwest::Client> {
+    // Its own cryptography for TLS, unless the process has chosen one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut http = reqwest::Client::builder()
+        .connect_timeout(CONNECT_TIME)
+        .redirect(reqwest::redirect::Policy::none())
+        .pool_max_idle_per_host(0)
+        .no_proxy();
+    if let Some(path) = &settings.ca_file {
+        http = http.tls_certs_only(certificates(path)?);
+    }
+    let no = |error| Error::new(Code::Io, "cannot make an HTTP client").with_source(error);
+    http.build().map_err(no)
 }
 
 async fn put(
@@ -216,7 +258,7 @@ pub(super) fn check_url(text: &str) -> Result<Url> {
         host == "localhost" || address.is_ok_and(|address| address.to_canonical().is_loopback())
     });
     if url.scheme() != "https" && !(url.scheme() == "http" && is_near) {
-        return Err(wrong("the token of agents goes by https alone"));
+        return Err(wrong(HTTPS_ALONE));
     }
     Ok(url)
 }

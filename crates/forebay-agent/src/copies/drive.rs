@@ -83,7 +83,7 @@ impl Drive {
         runner: Arc<Runner>,
         settings: &CopySettings,
         peer: &PeerSettings,
-        url: &str,
+        (url, is_plain): &(String, bool),
     ) -> Result<Arc<Self>> {
         let drive = Arc::new(Self {
             job: job.to_owned(),
@@ -91,7 +91,7 @@ impl Drive {
             copies: settings.copies,
             jump: settings.jump,
             gone: settings.gone,
-            url: url.to_owned(),
+            url: url.clone(),
             coming: AtomicU64::new(0),
             opened: Mutex::default(),
             known: Mutex::default(),
@@ -99,7 +99,7 @@ impl Drive {
             changed: Condvar::new(),
             threads: Mutex::default(),
         });
-        let (keeping, giving) = (Client::new(peer)?, Client::new(peer)?);
+        let (keeping, giving) = (Client::new(peer, *is_plain)?, Client::new(peer, *is_plain)?);
         let of = Arc::clone(&drive);
         drive.spawn("copies-keep", move || keeper::run(&of, &keeping))?;
         if settings.copies > 0 {

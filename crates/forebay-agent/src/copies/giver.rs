@@ -14,7 +14,7 @@ use forebay_tier::copies::{DriveId, Giving, Peer, be_modest, buddies};
 use forebay_tier::limits::Priority;
 use forebay_tier::status::{CopyState, Status};
 
-use super::client::{Client, Failed, Sending};
+use super::client::{ASK_TIME, Client, Failed, Sending};
 use super::drive::{Drive, KnownStep, Opened};
 use super::rest::Rest;
 
@@ -103,6 +103,8 @@ impl Giver {
         self.steps.retain(|step, giving| attempt(*step) == Some(&giving.attempt().to_string()));
         let mut known = self.drive.known();
         known.steps.retain(|step, known| attempt(*step) == Some(&known.attempt));
+        let is_known = |drive: &DriveId| known.peers.iter().any(|peer| peer.drive == *drive);
+        self.rests.retain(|drive, _| is_known(drive));
     }
 
     fn giving(&mut self, opened: &Opened, step: u64, attempt: &str) -> Result<Arc<Giving>> {
@@ -174,7 +176,7 @@ impl Giver {
         peer: &Peer,
         priority: Priority,
     ) -> std::result::Result<Gave, Failed> {
-        let there = self.client.files(peer, step).map_err(Failed::There)?;
+        let there = self.client.files(peer, step, ASK_TIME).map_err(Failed::There)?;
         if there.landed {
             return Ok(Gave::NotNeeded);
         }

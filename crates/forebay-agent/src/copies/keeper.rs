@@ -1,13 +1,13 @@
 //! The thread that keeps a drive's part of the ring: it says that the drive is there, looks who else is, and removes
 //! copies that nobody needs any more.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use forebay_error::{Code, Result};
-use forebay_tier::copies::{Announcement, Mark, Peer, Peers, announce, mark_lacking};
+use forebay_error::Result;
+use forebay_tier::copies::{Announcement, DriveId, Mark, Peers, announce, mark_lacking};
 
-use super::client::Client;
+use super::client::{ASK_TIME, Client};
 use super::drive::Drive;
 
 /// How often the others are looked for, as long as there are none. Else it is as often as they say that they are there.
@@ -18,7 +18,7 @@ const ANEW_EVERY: u64 = 20;
 const TIDY_EVERY: Duration = Duration::from_secs(2);
 /// How often owners are asked whether they have what is copied here, and how old a copy is then at least: as long as it
 /// is younger its owner is at work.
-const ASK_EVERY: Duration = Duration::from_secs(60);
+const ASK_EVERY: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
 /// After something failed.
 const AGAIN: Duration = Duration::from_secs(5);
 /// Longest sleep.
@@ -27,10 +27,10 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Until the drive is stopped.
 pub(super) fn run(drive: &Drive, client: &Client) {
     let now = Instant::now();
-    let (mut tell, mut see, mut clean, mut ask) = (now, now, now, now + ASK_EVERY);
+    let (mut tell, mut see, mut clean) = (now, now, now);
     let (mut all, mut looks) = (Peers::default(), 0);
+    let mut asking = Asking { held: Vec::new(), left: VecDeque::new(), next: now + ASK_EVERY };
     while !drive.is_stopping() {
-        let mut held = None;
         due(drive, &mut tell, drive.gone / 4, || say(drive));
         let every = match drive.known().peers.len() {
             0 | 1 => PEERS_EVERY.min(drive.gone / 4),
@@ -40,13 +40,8 @@ pub(super) fn run(drive: &Drive, client: &Client) {
             looks += 1;
             look(drive, &mut all, looks % ANEW_EVERY == 0)
         });
-        due(drive, &mut clean, TIDY_EVERY, || clean_up(drive).map(|marks| held = Some(marks)));
-        if let Some(held) = held
-            && Instant::now() >= ask
-        {
-            ask = Instant::now() + ASK_EVERY;
-            ask_owners(drive, client, &held);
-        }
+        due(drive, &mut clean, TIDY_EVERY, || clean_up(drive).map(|marks| asking.held = marks));
+        asking.go_on(drive, client);
         drive.pause(LOOK);
     }
 }
@@ -111,29 +106,47 @@ fn clean_up(drive: &Drive) -> Result<Vec<Mark>> {
 }
 
 /// Asks owners that are alive whether they still have what is copied here. What one has not is this node's to bring.
-fn ask_owners(drive: &Drive, client: &Client, held: &[Mark]) {
-    let all = drive.known().peers.clone();
-    let old: Vec<&Mark> = held.iter().filter(|m| !m.lacking && m.age >= ASK_EVERY).collect();
-    let mut asked: Vec<(&Peer, u64)> = Vec::new();
-    for mark in &old {
-        let owner = all.iter().find(|peer| peer.drive == mark.of && peer.is_alive());
-        let Some(owner) = owner.filter(|owner| !asked.contains(&(owner, mark.step))) else {
-            continue;
-        };
-        asked.push((owner, mark.step));
-        let lacking = || -> Result<()> {
-            let there = client.files(owner, mark.step)?;
-            let lacks = |mark: &&&Mark| !there.has(&mark.name) && !there.landed;
-            let same = |other: &&&Mark| other.of == mark.of && other.step == mark.step;
-            for mark in old.iter().filter(same).filter(lacks) {
-                mark_lacking(&drive.opened()?.side.root, mark)?;
-            }
-            Ok(())
-        };
-        match lacking() {
-            Err(error) if error.code() == Code::Cancelled => return,
-            Err(error) => drive.trouble(owner.drive, &error),
-            Ok(()) => {}
+///
+/// One question a turn, and none that takes longer than the time between two announcements: many owners that do not
+/// answer must not make this drive look as if it were gone.
+struct Asking {
+    /// Copies, as of the last look.
+    held: Vec<Mark>,
+    /// Owners and steps of which is to be asked in this round.
+    left: VecDeque<(DriveId, u64)>,
+    /// When the next round begins.
+    next: Instant,
+}
+
+impl Asking {
+    fn go_on(&mut self, drive: &Drive, client: &Client) {
+        if self.left.is_empty() && Instant::now() >= self.next {
+            self.next = Instant::now() + ASK_EVERY;
+            let mut all: Vec<_> = self.old().map(|mark| (mark.of, mark.step)).collect();
+            all.sort_unstable();
+            all.dedup();
+            self.left = all.into();
         }
+        let Some((owner, step)) = self.left.pop_front().filter(|_| !drive.is_stopping()) else {
+            return;
+        };
+        if let Err(error) = self.ask(drive, client, owner, step) {
+            drive.trouble(owner, &error);
+        }
+    }
+
+    fn old(&self) -> impl Iterator<Item = &Mark> {
+        self.held.iter().filter(|mark| !mark.lacking && mark.age >= ASK_EVERY)
+    }
+
+    fn ask(&self, drive: &Drive, client: &Client, owner: DriveId, step: u64) -> Result<()> {
+        let peer = drive.known().peers.iter().find(|peer| peer.drive == owner).cloned();
+        let Some(peer) = peer.filter(|peer| peer.is_alive()) else { return Ok(()) };
+        let there = client.files(&peer, step, ASK_TIME.min(drive.gone / 4))?;
+        let of_it = self.old().filter(|mark| mark.of == owner && mark.step == step);
+        for mark in of_it.filter(|mark| !there.has(&mark.name) && !there.landed) {
+            mark_lacking(&drive.opened()?.side.root, mark)?;
+        }
+        Ok(())
     }
 }

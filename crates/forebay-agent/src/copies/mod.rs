@@ -93,41 +93,43 @@ impl Default for CopySettings {
 #[derive(Default)]
 pub(crate) struct Copies {
     settings: CopySettings,
-    url: OnceLock<String>,
+    /// Where this agent is reached, and whether it listens on loopback, without TLS.
+    at: OnceLock<(String, bool)>,
     drives: Mutex<BTreeMap<String, Arc<Drive>>>,
 }
 
 impl Copies {
     pub(crate) fn new(settings: CopySettings) -> Self {
-        Self { settings, url: OnceLock::new(), drives: Mutex::default() }
+        Self { settings, at: OnceLock::new(), drives: Mutex::default() }
     }
 
     /// Where this agent listens, once it does.
     pub(crate) fn listens_at(&self, address: std::net::SocketAddr, is_tls: bool) {
+        let is_near = address.ip().to_canonical().is_loopback();
         let own = self.settings.peer.as_ref().and_then(|peer| peer.url.clone());
         let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
         let url = own.unwrap_or_else(|| match is_tls {
-            true if !address.ip().to_canonical().is_loopback() => {
+            true if !is_near => {
                 format!("https://{}:{}", host(), address.port())
             }
             true => format!("https://localhost:{}", address.port()),
             false => format!("http://{address}"),
         });
-        let _ = self.url.set(url);
+        let _ = self.at.set((url, is_near && !is_tls));
     }
 
     /// A job has begun: what shows it. If its first tier is on drives of nodes, copies are made and shown too.
     ///
-    /// Errors: no threads; certificates that cannot be read.
+    /// Errors: no threads.
     pub(crate) fn add(&self, job: &str, runner: &Arc<Runner>) -> Result<Arc<dyn Work>> {
         let tiers = runner.tiers();
         let has_records = tiers.config().tiers.first().is_some_and(|tier| tier.records.is_some());
         // What is configured may not be reached now.
         let is_drive = has_records || tiers.side(0).is_ok_and(|side| !side.root.store.sees_all());
-        let (true, Some(peer), Some(url)) = (is_drive, &self.settings.peer, self.url.get()) else {
+        let (true, Some(peer), Some(at)) = (is_drive, &self.settings.peer, self.at.get()) else {
             return Ok(Arc::clone(runner) as Arc<dyn Work>);
         };
-        let drive = Drive::start(job, Arc::clone(runner), &self.settings, peer, url)?;
+        let drive = Drive::start(job, Arc::clone(runner), &self.settings, peer, at)?;
         self.lock().insert(job.to_owned(), Arc::clone(&drive));
         Ok(drive)
     }

@@ -31,13 +31,13 @@ impl Drive {
         let files = opened.receiver.files(step)?;
         let files = files.into_iter().map(|file| ThereFile { name: file.name, bytes: file.bytes });
         let busy = busy || opened.side.limits.is_paused();
-        let (drive, room) = (opened.id.to_string(), self.room(&status));
+        let (drive, room) = (opened.id.to_string(), self.room(&status, 0));
         Ok(There { drive, files: files.collect(), landed, room, busy })
     }
 
     /// Bytes that there is room for: what the next save of this node's own needs is none, or training would wait for
-    /// the copies of others.
-    fn room(&self, status: &Status) -> Option<u64> {
+    /// the copies of others. `counted`: the asker's own bytes of those that are coming.
+    fn room(&self, status: &Status, counted: u64) -> Option<u64> {
         let room = self.runner.room()?;
         let newest = status
             .steps
@@ -47,7 +47,8 @@ impl Drive {
             let held = self.known().held.get(&step.step).map_or(0, |(_, bytes)| *bytes);
             step.bytes.saturating_sub(held)
         });
-        Some(room.saturating_sub(self.coming.load(Ordering::Relaxed)).saturating_sub(own))
+        let coming = self.coming.load(Ordering::Relaxed).saturating_sub(counted);
+        Some(room.saturating_sub(coming).saturating_sub(own))
     }
 
     /// Takes a file whose bytes come in order, from one drive for another, which this must be. `ready` is told once
@@ -75,10 +76,11 @@ impl Drive {
         if opened.side.limits.is_paused() {
             return Err(Error::new(Code::Timeout, "the tier is paused"));
         }
-        if self.room(&self.runner.status()).is_some_and(|room| room < bytes) {
+        // Counted before it is compared: several that come at once do not all get the last room.
+        let _coming = Coming::new(&self.coming, bytes);
+        if self.room(&self.runner.status(), bytes).is_some_and(|room| room < bytes) {
             return Err(Error::new(Code::NoSpace, "there is no room for a copy"));
         }
-        let _coming = Coming::new(&self.coming, bytes);
         let mut incoming = match opened.receiver.begin(step, name, bytes, of)? {
             Begun::There => return Ok(Answered::There),
             Begun::Incoming(incoming) => incoming,

@@ -55,8 +55,8 @@ use crate::settings::Checked;
 use access::Access;
 use peers::Peers;
 use pool::Pool;
-pub(crate) use renew::Files;
 use renew::Tls;
+pub(crate) use renew::{Files, Stamp, stamp};
 
 /// Connections at a time; more wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 128;

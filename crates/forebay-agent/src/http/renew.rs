@@ -18,7 +18,7 @@ use crate::settings::{Checked, Settings};
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// What tells that a file was replaced or written: device, inode, bytes, and when.
-type Stamp = Option<(u64, u64, u64, i64, i64)>;
+pub(crate) type Stamp = Option<(u64, u64, u64, i64, i64)>;
 
 /// What TLS is made with, now.
 pub(super) struct Tls(RwLock<Arc<ServerConfig>>);
@@ -69,11 +69,13 @@ fn stamps(settings: &Settings) -> Vec<Stamp> {
         &settings.tls_key,
         &settings.copies.peer.as_ref().map(|peer| peer.token_file.clone()),
     ];
-    let stamp = |path: &Option<std::path::PathBuf>| {
-        let about = std::fs::metadata(path.as_deref()?).ok()?;
-        Some((about.dev(), about.ino(), about.size(), about.mtime(), about.mtime_nsec()))
-    };
-    paths.map(stamp).into()
+    paths.map(|path| path.as_deref().and_then(stamp)).into()
+}
+
+/// How a file is now; `None` where there is none.
+pub(crate) fn stamp(path: &std::path::Path) -> Stamp {
+    let about = std::fs::metadata(path).ok()?;
+    Some((about.dev(), about.ino(), about.size(), about.mtime(), about.mtime_nsec()))
 }
 
 /// Looks at the files until `end` changes.

@@ -6,6 +6,7 @@ use forebay_error::{Code, Error, Result};
 use forebay_format::crc::{crc32, crc32_join};
 use forebay_store::is_data;
 
+use super::damaged::note;
 use super::marks::here;
 use super::receive::expected;
 use crate::hop::{Expected, Side};
@@ -64,13 +65,14 @@ impl Giving {
             from.limits.take(Direction::Read, priority, count)?;
             let len = usize::try_from(count).unwrap_or_default();
             let mut part = vec![0; len];
-            read_exact_at(&*source, &mut part, at)?;
+            let noted = |_: &Error| note(&from.root, self.adoption.step(), &file.name);
+            read_exact_at(&*source, &mut part, at).inspect_err(noted)?;
             crc = crc32_join(crc, crc32(&part), count);
             at += count;
             let is_bad = self.expected.of(file).is_some_and(|expected| expected != crc);
             if at == file.bytes && is_bad {
                 let what = "its bytes are not those that were saved";
-                return Err(Error::new(Code::Checksum, what).at(source.name()));
+                return Err(Error::new(Code::Checksum, what).at(source.name())).inspect_err(noted);
             }
             each(part)?;
         }

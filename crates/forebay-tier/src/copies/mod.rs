@@ -9,6 +9,7 @@
 //! .forebay/peers/<drive>/told               who has that drive, and is alive           (records: all nodes see it)
 //! .forebay/here/drive                       the drive's own name, 16 hex digits        (on the drive, as all below)
 //! .forebay/here/copies/step-<N>/<file>      the file of that name is a copy, and whose
+//! .forebay/here/damaged/step-<N>/<file>     the own file of that name is damaged
 //! .forebay/here/incoming/<16 hex digits>    a copy that is on its way
 //! ```
 //!
@@ -23,9 +24,11 @@
 //! | `ring` | whose drives get copies of whose |
 //! | `marks` | which files are copies |
 //! | `receive` | takes a copy from somebody who is not trusted |
+//! | `damaged` | files that are here and of no use |
 //! | `give` | which files are to be copied; reads one, checked |
 //! | `tidy` | removes copies that nobody needs any more |
 
+mod damaged;
 mod give;
 mod marks;
 mod peers;
@@ -42,6 +45,7 @@ pub use receive::{Begun, Incoming, Receiver};
 pub use ring::buddies;
 pub use tidy::Tidied;
 
+pub(crate) use damaged::note as note_damaged;
 pub(crate) use marks::here;
 
 /// For a thread that copies: the disk treats it as one that moves steps.

@@ -18,9 +18,9 @@ use forebay_error::{Code, Error, Result};
 use forebay_format::crc::{crc32, crc32_join};
 use forebay_store::{DataObject, Expect, NODE_OWN, Published, is_data, random};
 
-use super::marks;
 use super::peers::DriveId;
 use super::tidy::{Tidied, tidy};
+use super::{damaged, marks};
 use crate::hop::{Expected, Side};
 use crate::limits::{Direction, Priority};
 
@@ -88,14 +88,18 @@ impl Receiver {
         Ok(())
     }
 
-    /// The data files of a committed step that are on the drive, with their bytes.
+    /// The data files of a committed step that are on the drive, with their bytes; not those of its own that are known
+    /// to be damaged.
     ///
     /// Errors: `not_committed`; those of a damaged commit; I/O.
     pub fn files(&self, step: u64) -> Result<Vec<FileRef>> {
         let known = self.known(step)?;
-        let missing = known.adoption.missing(&self.side.root)?;
+        let (missing, copies) = marks::here(&self.side.root, &known.adoption)?;
+        let damaged = damaged::of_step(&self.side.root, step)?;
+        let is_whole =
+            |file: &FileRef| copies.contains_key(&file.name) || !damaged.contains(&file.name);
         let data = known.adoption.files().iter().filter(|file| is_data(&file.name));
-        Ok(data.filter(|file| !missing.contains(file)).cloned().collect())
+        Ok(data.filter(|file| !missing.contains(file) && is_whole(file)).cloned().collect())
     }
 
     /// Begins to take a file of a step, which is that drive's.

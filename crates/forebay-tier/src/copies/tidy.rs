@@ -10,6 +10,7 @@ use std::time::Duration;
 use forebay_checkpoint::commit::{Layout, Root, attempt_of_file};
 use forebay_error::{Code, Error, Result};
 
+use super::damaged;
 use super::marks::{Mark, key_of, marks};
 
 /// A mark without its file is this old before it goes: who makes one gives the file its name at once.
@@ -40,6 +41,9 @@ pub(super) fn tidy(
         if let Err(error) = look_at(root, mark, is_landed, &mut tidied) {
             tidied.trouble.get_or_insert(error);
         }
+    }
+    if let Err(error) = damaged::tidy(root) {
+        tidied.trouble.get_or_insert(error);
     }
     Ok(tidied)
 }

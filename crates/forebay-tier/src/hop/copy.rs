@@ -1,6 +1,6 @@
 //! One file from store to store, in parts, every byte summed up.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_checkpoint::commit::{Adoption, FileRef};
 use forebay_checkpoint::progress::Progress;
@@ -13,6 +13,7 @@ use super::expected::Expected;
 use super::landing::{Landing, taken};
 use super::pulse::Pulse;
 use super::{HopOptions, Side};
+use crate::copies;
 use crate::limits::Direction;
 
 /// What was done.
@@ -21,6 +22,8 @@ pub(super) struct Tally {
     pub(super) sent: u64,
     pub(super) read_back: u64,
     pub(super) repeats: u32,
+    /// Whether bytes here could not be read.
+    pub(super) unread: bool,
 }
 
 impl Tally {
@@ -40,6 +43,8 @@ pub(super) struct Copier<'a> {
     pub(super) landing: &'a Landing<'a>,
     pub(super) expected: &'a Expected,
     pub(super) pulse: &'a Pulse<'a>,
+    /// What was wrong first with a file of this node's, where others may have a copy.
+    pub(super) bad: Mutex<Option<Error>>,
 }
 
 /// How one try ended.
@@ -54,7 +59,8 @@ enum Try {
 }
 
 impl Copier<'_> {
-    /// Sees to it that a file is there, whole. Errors: `checksum` where it does not come out right in several tries.
+    /// Sees to it that a file is there, whole. One that is damaged on the drive of a node is noted there, and ends no
+    /// other: who has a copy brings that. Errors: `checksum` where it does not come out right in several tries.
     pub(super) fn bring(&self, file: &FileRef, watch: &impl Progress) -> Result<Tally> {
         let mut tally = Tally::default();
         if !self.landing.proves() && self.is_there(file, &mut tally)? {
@@ -66,7 +72,12 @@ impl Copier<'_> {
             tally.repeats += u32::from(repeat > 0);
             // Bytes of repeats are not progress.
             let told = |bytes| if repeat == 0 { watch.add(bytes) } else { watch.add(0) };
-            last = self.attempt(file, &mut tally, &told)?;
+            last = match self.attempt(file, &mut tally, &told) {
+                Err(error) if tally.unread && self.is_on_node() => {
+                    return Ok(self.leave(file, error, tally));
+                }
+                tried => tried?,
+            };
             if matches!(last, Try::Landed) {
                 return Ok(tally);
             }
@@ -78,12 +89,32 @@ impl Copier<'_> {
         };
         match last {
             Try::Landed => Ok(tally),
-            Try::BadSource => Err(damaged(self.from, "its bytes are not those that were saved")
-                .hint("this copy is damaged, or its way here is: move the step from another tier")),
+            Try::BadSource => {
+                let error = damaged(self.from, "its bytes are not those that were saved").hint(
+                    "this copy is damaged, or its way here is: move the step from another tier",
+                );
+                match self.is_on_node() {
+                    true => Ok(self.leave(file, error, tally)),
+                    false => Err(error),
+                }
+            }
             Try::BadArrival => Err(damaged(self.to, "what is read there is not what was sent")
                 .hint("the store, or the way to it, changes bytes: do not use it")),
             Try::Taken(key) => Err(taken(&self.to.root, &key)),
         }
+    }
+
+    fn is_on_node(&self) -> bool {
+        !self.from.root.store.sees_all()
+    }
+
+    /// Leaves a file to who has a copy.
+    fn leave(&self, file: &FileRef, error: Error, tally: Tally) -> Tally {
+        let step = self.adoption.step();
+        tracing::warn!(%error, step, name = file.name, "a file is damaged on this drive");
+        copies::note_damaged(&self.from.root, step, &file.name);
+        self.bad.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        tally
     }
 
     /// Whether a file that nothing proves is there and what it must be; if not, it is removed.
@@ -183,18 +214,26 @@ impl Copier<'_> {
         told: &dyn Fn(u64) -> Result<()>,
     ) -> Result<u32> {
         let sink = data.sink();
-        self.parts(source, self.from, &mut |bytes, offset| {
+        let mut writes = false;
+        let sent = self.parts(source, self.from, &mut |bytes, offset| {
+            writes = true;
             let len = bytes.len() as u64;
             if data.holds(bytes, offset)? {
-                return told(len);
+                told(len)?;
+                writes = false;
+                return Ok(());
             }
             self.to.limits.take(Direction::Write, self.options.priority, len)?;
             // Counted before: what of it was sent when this fails is not known.
             tally.sent += len;
             write_all_at(sink, bytes, offset)?;
             sink.flush_soon(offset, len);
-            told(len)
-        })
+            told(len)?;
+            writes = false;
+            Ok(())
+        });
+        tally.unread = !writes && sent.as_ref().is_err_and(|error| error.code() == Code::Io);
+        sent
     }
 
     /// Reads a source part by part, for `each`; returns the CRC-32 of all of it.

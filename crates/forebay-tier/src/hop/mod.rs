@@ -188,7 +188,12 @@ pub fn hop(
     };
     // Whoever was faster has tidied up what this one was at.
     if let Ok(Some(report)) = there_already(&adoption, to) {
-        tracing::debug!(%error, "another mover has committed the step meanwhile");
+        let what = "another mover has committed the step meanwhile";
+        match error.code() {
+            // What is damaged stays so, whoever was faster.
+            Code::Checksum => tracing::warn!(%error, step, "{what}"),
+            _ => tracing::debug!(%error, step, "{what}"),
+        }
         return Ok(report);
     }
     match adoption.is_at(&from.root) {
@@ -289,8 +294,12 @@ impl Mover<'_> {
             landing: &landing,
             expected: &expected,
             pulse: &pulse,
+            bad: Mutex::default(),
         };
         let tally = each(&wanted, options.files_at_once, |file| copier.bring(file, watch))?;
+        if let Some(error) = copier.bad.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            return Err(error);
+        }
         let arrival = self.finish(&seal)?;
         Ok(report(adoption, arrival, (wanted.len(), found), tally))
     }

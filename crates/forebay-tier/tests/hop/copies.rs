@@ -12,7 +12,7 @@ use forebay_tier::copies::{
     Announcement, Begun, DriveId, Giving, Peers, Receiver, announce, drive_id, mark_lacking, marks,
     peer, withdraw,
 };
-use forebay_tier::hop::{Arrival, HopReport, Share, Side, hop};
+use forebay_tier::hop::{Arrival, HopOptions, HopReport, Share, Side, hop};
 use forebay_tier::limits::Priority;
 use forebay_tier::nearest::ranks_here;
 
@@ -364,4 +364,44 @@ fn a_copy_that_cannot_be_looked_at_keeps_no_others() {
     assert!(tidied.trouble.is_some());
     assert!(drive.get(&mark(5), 99).unwrap().is_some(), "as long as there is something");
     assert!(drive.get(&mark(7), 99).unwrap().is_none());
+}
+
+#[test]
+fn what_is_damaged_at_its_owner_is_brought_by_who_has_the_copy() {
+    // One has the data of both ranks, another copies of them.
+    let mut job = job();
+    for (key, bytes) in objects(&job.drives[0], "step-7/") {
+        job.drives[1].put(&key, &bytes).unwrap();
+    }
+    let (records, drive) = (job.records.clone(), MemoryStore::new());
+    job.nodes[0] = side(Arc::new(SplitStore::new(Arc::new(records), Arc::new(drive.clone()))));
+    job.drives[0] = drive;
+    let copied = job.copy(1, 0);
+    job.announce(1);
+    let (bad, rest) = copied.split_first().unwrap();
+    assert!(!rest.is_empty());
+    let key = format!("step-7/{}", bad.name);
+    let mut bytes = job.drives[1].get(&key, 1 << 30).unwrap().unwrap().0;
+    bytes[9] ^= 1;
+    job.drives[1].put(&key, &bytes).unwrap();
+    let (to, receiver) = (MemoryStore::new(), Receiver::new(job.nodes[1].clone(), 1 << 16));
+    assert!(receiver.files(7).unwrap().contains(bad), "nobody has looked");
+    let there = side(Arc::new(to.clone()));
+    let one_by_one = HopOptions { files_at_once: 1, ..options(Share::all()) };
+    let error = hop(&job.nodes[1], &there, 7, &one_by_one, &Unwatched).unwrap_err();
+    assert_eq!(error.code(), Code::Checksum);
+    let arrived = |file: &FileRef| objects(&to, "").contains_key(&format!("step-7/{}", file.name));
+    assert!(rest.iter().all(arrived) && !arrived(bad), "the others are brought");
+    let files_there = receiver.files(7).unwrap();
+    assert!(!files_there.contains(bad) && rest.iter().all(|file| files_there.contains(file)));
+    let held = marks(&job.nodes[0].root).unwrap();
+    mark_lacking(&job.nodes[0].root, held.iter().find(|m| m.name == bad.name).unwrap()).unwrap();
+    assert!(matches!(job.bring(0, &to).arrival, Arrival::Committed { by_us: true, .. }));
+    assert_eq!(files(&to, 7), files(&job.whole, 7));
+    // The note goes with the file.
+    receiver.tidy(&BTreeSet::new()).unwrap();
+    assert_eq!(job.own_records(1).len(), 2, "{:?}", job.own_records(1));
+    job.drives[1].remove(&key).unwrap();
+    receiver.tidy(&BTreeSet::new()).unwrap();
+    assert_eq!(job.own_records(1).len(), 1);
 }

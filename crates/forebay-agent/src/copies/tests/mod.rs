@@ -137,6 +137,16 @@ impl Cluster {
         Node { agent, copies, runner, work, drive, counts, jobs }
     }
 
+    /// Says that somebody has a drive.
+    fn announce(&self, drive: &str, url: &str) {
+        let folder = self.path("records/.forebay/peers").join(drive);
+        std::fs::create_dir_all(&folder).unwrap();
+        let told = format!(
+            "{{\"host\":\"other\",\"job\":\"run7\",\"url\":\"{url}\",\"gone_seconds\":3600}}"
+        );
+        std::fs::write(folder.join("told"), told).unwrap();
+    }
+
     /// Gives a drive its name.
     fn name_drive(&self, number: usize, name: &str) {
         let own = self.path(&format!("drive{number}/.forebay/here"));

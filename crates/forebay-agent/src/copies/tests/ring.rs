@@ -1,5 +1,6 @@
 //! Copies that are made, kept and used.
 
+use std::net::TcpListener;
 use std::time::Duration;
 
 use forebay_tier::runner::Action;
@@ -136,11 +137,7 @@ fn a_node_that_is_asked_in_another_s_name_counts_as_no_copy() {
         status.copies.as_ref().is_some_and(|copies| !copies.drive.is_empty())
     });
     let url = format!("https://localhost:{}", giver.address().port());
-    let told = cluster.path("records/.forebay/peers/00000000000000b1/told");
-    std::fs::create_dir_all(told.parent().unwrap()).unwrap();
-    let text =
-        format!("{{\"host\":\"twin\",\"job\":\"run7\",\"url\":\"{url}\",\"gone_seconds\":3600}}");
-    std::fs::write(told, text).unwrap();
+    cluster.announce("00000000000000b1", &url);
     let status = giver.until("trouble", |status| status.copies.as_ref().unwrap().failures > 1);
     assert!(!is_copied(&status), "{status:#?}");
     let copies = status.copies.unwrap();
@@ -149,4 +146,59 @@ fn a_node_that_is_asked_in_another_s_name_counts_as_no_copy() {
     let expected = format!("drive {own} answers there, not 00000000000000b1");
     assert!(twin.error.as_ref().unwrap().contains(&expected), "{twin:?}");
     giver.stop();
+}
+
+#[test]
+fn the_token_goes_to_no_port_without_tls_that_somebody_announces() {
+    let cluster = Cluster::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    cluster.announce("00000000000000b1", &format!("http://{}", listener.local_addr().unwrap()));
+    let giver = cluster.start(0, "", &cluster.settings(1, true));
+    let status = giver.until("trouble", |status| status.copies.as_ref().unwrap().failures > 0);
+    let error = status.copies.unwrap().nodes[0].error.clone().unwrap();
+    assert!(error.contains("https alone"), "{error}");
+    assert_eq!(listener.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    giver.stop();
+}
+
+#[test]
+fn owners_that_do_not_answer_do_not_silence_who_asks() {
+    let cluster = Cluster::new();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    for (number, key) in cluster.own(0).keys().enumerate() {
+        let owner = format!("00000000000000b{number:x}");
+        cluster.announce(&owner, &url);
+        let mark = cluster.path("drive0/.forebay/here/copies").join(key);
+        std::fs::create_dir_all(mark.parent().unwrap()).unwrap();
+        std::fs::write(mark, format!("{{\"of\":\"{owner}\"}}")).unwrap();
+    }
+    cluster.name_drive(0, "00000000000000d0");
+    let node = cluster.start(0, "", &cluster.settings(0, false));
+    let told = cluster.path("records/.forebay/peers/00000000000000d0/told");
+    node.until("asked", |status| {
+        let age = std::fs::metadata(&told).and_then(|about| about.modified());
+        let age = age.ok().and_then(|at| at.elapsed().ok()).unwrap_or_default();
+        assert!(age < Duration::from_secs(5), "nothing was announced for {age:?}");
+        status.copies.as_ref().unwrap().failures > 1
+    });
+    node.stop();
+}
+
+#[test]
+fn certificates_of_others_that_are_replaced_are_read_anew() {
+    let cluster = Cluster::new();
+    let mut settings = cluster.settings(1, true);
+    let other = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let trusted = cluster.path("trusted.pem");
+    std::fs::write(&trusted, other.cert.pem()).unwrap();
+    settings.copies.peer.as_mut().unwrap().ca_file = Some(trusted.clone());
+    let buddy = cluster.start(1, "", &cluster.settings(0, true));
+    let giver = cluster.start(0, "", &settings);
+    let failed = giver.until("failed", |status| status.copies.as_ref().unwrap().failures > 0);
+    assert!(!is_copied(&failed), "{failed:#?}");
+    std::fs::copy(cluster.path("cert.pem"), &trusted).unwrap();
+    giver.until("copied", is_copied);
+    [buddy, giver].into_iter().for_each(Node::stop);
 }

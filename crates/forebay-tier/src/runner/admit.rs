@@ -12,6 +12,8 @@ use crate::policy::{Admission, Backlog};
 
 /// Longest sleep of a save that waits for room.
 const LOOK: Duration = Duration::from_millis(200);
+/// How long a save that may be left out waits for what goes at once, where nothing removed is kept for readers.
+const SKIP_WAIT: Duration = Duration::from_secs(4);
 
 /// Where a save goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +45,8 @@ struct Lack {
 }
 
 /// Waits until a save of `bytes`, or of as many as the newest step has, has a place. Where saves are left out instead,
-/// nothing is waited for, and what makes room for a later one is handed to `begin`. See [`super::Runner::admit`].
+/// nothing is waited for, but for what goes at once, and what makes room for a later one is handed to `begin`. See
+/// [`super::Runner::admit`].
 pub(crate) fn admit(
     shared: &Shared,
     bytes: Option<u64>,
@@ -51,11 +54,13 @@ pub(crate) fn admit(
     begin: impl Fn(tidy::Task),
 ) -> Result<Admitted> {
     let until = Instant::now() + patience;
+    let goes_at_once = shared.tiers.config.moving.grace < Duration::from_secs(1);
+    let skips_from = Instant::now() + if goes_at_once { SKIP_WAIT } else { Duration::ZERO };
     let mut told = false;
     loop {
         let Found { admitted, task, lacks } = {
             let mut state = shared.lock();
-            look(shared, &mut state, bytes)?
+            look(shared, &mut state, bytes, Instant::now() >= skips_from)?
         };
         if let Some(admitted) = admitted {
             task.into_iter().for_each(begin);
@@ -91,7 +96,8 @@ fn tell(shared: &Shared, Lack { tier, bytes, free, capacity }: Lack) {
     tracing::info!(job, tier = name, bytes, free, capacity, "a save waits for room");
 }
 
-fn look(shared: &Shared, state: &mut State, bytes: Option<u64>) -> Result<Found> {
+/// `late`: a save that may be left out waits no longer.
+fn look(shared: &Shared, state: &mut State, bytes: Option<u64>, late: bool) -> Result<Found> {
     let first = state.tiers.first();
     let Some(first) = first.filter(|tier| tier.sight.is_some() || tier.is_down()) else {
         return Ok(Found::default());
@@ -122,7 +128,7 @@ fn look(shared: &Shared, state: &mut State, bytes: Option<u64>) -> Result<Found>
     };
     let capacity = picture.rules.tiers.get(tier).and_then(|tier| tier.capacity);
     let lack = Lack { tier, bytes, free: picture.room(tier), capacity };
-    let skips = shared.tiers.config.moving.backlog == Backlog::Skip;
+    let skips = late && shared.tiers.config.moving.backlog == Backlog::Skip;
     Ok(Found { admitted: skips.then_some(Admitted::Skip), task, lacks: Some(lack) })
 }
 

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::Duties;
 use super::picture::Picture;
 use super::state::{Moving, SLOW, Shared, State};
 use crate::limits::Priority;
@@ -15,10 +14,8 @@ use crate::status::{CopyState, Status, StepStatus, TierStatus, Transfer};
 pub(crate) fn status(shared: &Shared) -> Status {
     let mut state = shared.lock();
     let picture = shared.picture(&state);
-    // Where nobody plans, nobody else says what is to be moved.
-    if shared.duties == Duties::Look {
-        state.wanted = picture.wanted();
-    }
+    // Of what was seen now: what the planner looked at may be from before, and then something seems to be done.
+    state.wanted = picture.wanted();
     let tiers = (0..state.tiers.len()).map(|tier| tier_status(shared, &mut state, &picture, tier));
     let tiers = tiers.collect();
     let refused = picture.refused();

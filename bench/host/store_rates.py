@@ -35,7 +35,7 @@ KEY, SECRET, BUCKET, REGION = "bench", "benchsecret", "bench", "us-east-1"
 
 #: Settings of each client: name, then what its worker takes.
 CLIENTS: dict[str, list[dict]] = {
-    "forebay": [{"threads": 1}, {"threads": 2}],
+    "forebay": [{"threads": n} for n in (2, 4, 8)],
     "boto3": [{"max_concurrency": c, "part": p << 20} for c in (4, 10) for p in (8, 32)],
     "boto3-crt": [{"part": 8 << 20}],
     "s3torchconnector": [{"part": p << 20} for p in (8, 32)],

@@ -27,17 +27,14 @@
 //! can share bytes. Minor versions add tags; readers skip those they do not know.
 
 use forebay_error::{Code, Error, Result};
-use forebay_format::crc::crc32;
 
 use super::limits::MAX_PART_BYTES;
 use super::part::{Part, PartChunk, Place, ValueRef};
 use super::rows::RowWriter;
 use super::version::{MAJOR, MINOR};
-use super::wire::Put;
+use super::wire::{HEAD_BYTES, Put, seal_head};
 
 pub(super) const MAGIC: &[u8; 8] = b"\x89FBP\r\n\x1a\n";
-pub(super) const HEAD_BYTES: usize = 24;
-pub(super) const CRC_END: usize = 16;
 
 const WHO: u64 = 1;
 const SHARED: u64 = 2;
@@ -91,13 +88,7 @@ impl Part {
             return Err(Error::new(Code::Unsupported, what)
                 .hint(format!("at most {MAX_PART_BYTES} fit; store fewer or larger chunks")));
         }
-        if let Some(place) = out.get_mut(CRC_END..HEAD_BYTES) {
-            place.copy_from_slice(&bytes.to_le_bytes());
-        }
-        let crc = crc32(out.get(CRC_END..).unwrap_or_default());
-        if let Some(place) = out.get_mut(CRC_END - 4..CRC_END) {
-            place.copy_from_slice(&crc.to_le_bytes());
-        }
+        seal_head(&mut out);
         Ok(out)
     }
 

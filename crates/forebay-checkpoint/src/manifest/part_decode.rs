@@ -8,11 +8,12 @@ use super::limits::{
     MAX_DIMS, MAX_ENTRIES, MAX_FILE_NAME_BYTES, MAX_FILES, MAX_PART_BYTES, MAX_RANKS,
 };
 use super::part::{Part, PartChunk, PartFile, Place, SharedStructure, ValueRef, blocks};
-use super::part_codec::{CRC_END, HEAD_BYTES, MAGIC};
+use super::part_codec::MAGIC;
 use super::rows::RowReader;
 use super::value::{Named, Value};
 use super::version::check_version;
 use super::wire::Take;
+use super::wire::{CRC_END, HEAD_BYTES};
 
 /// The least that a chunk takes: a byte in each of five columns.
 const MIN_CHUNK_BYTES: usize = 5;

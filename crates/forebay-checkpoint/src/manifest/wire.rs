@@ -7,6 +7,24 @@
 //! - `u16`, `u32`, `u64`: little-endian, of fixed width.
 
 use forebay_error::{Code, Error, Result};
+use forebay_format::crc::crc32;
+
+/// Bytes of the head of a sealed text: magic and version, checksum, length.
+pub(crate) const HEAD_BYTES: usize = 24;
+/// Where its checksum ends: what follows is summed up in it.
+pub(crate) const CRC_END: usize = 16;
+
+/// Puts the length of all bytes, then their checksum, into a head that has room for them.
+pub(crate) fn seal_head(out: &mut [u8]) {
+    let bytes = out.len() as u64;
+    if let Some(place) = out.get_mut(CRC_END..HEAD_BYTES) {
+        place.copy_from_slice(&bytes.to_le_bytes());
+    }
+    let crc = crc32(out.get(CRC_END..).unwrap_or_default());
+    if let Some(place) = out.get_mut(CRC_END - 4..CRC_END) {
+        place.copy_from_slice(&crc.to_le_bytes());
+    }
+}
 
 /// Appends primitives to bytes.
 pub(crate) trait Put {

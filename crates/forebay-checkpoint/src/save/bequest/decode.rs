@@ -7,7 +7,7 @@ use forebay_format::crc::crc32;
 use forebay_tensor::{Dtype, Region};
 
 use super::super::{Object, SaveItem, SavePlan, SideFile, What};
-use super::{Bequest, CRC_END, HEAD_BYTES, MAGIC, MAX_BEQUEST_BYTES};
+use super::{Bequest, MAGIC, MAX_BEQUEST_BYTES};
 use crate::commit::{AttemptId, RunId, Spec, StructureHash, step_folder};
 use crate::manifest::limits::{
     MAX_DIMS, MAX_ENTRIES, MAX_FILE_NAME_BYTES, MAX_FILES, MAX_NAME_BYTES, MAX_RANKS,
@@ -15,6 +15,7 @@ use crate::manifest::limits::{
 use crate::manifest::rows::take_path;
 use crate::manifest::version::check_version;
 use crate::manifest::wire::Take;
+use crate::manifest::wire::{CRC_END, HEAD_BYTES};
 use crate::manifest::{Info, Structure};
 
 /// Bytes of the text that says who it was.

@@ -1,14 +1,13 @@
 //! To bytes.
 
 use forebay_error::{Code, Error, Result};
-use forebay_format::crc::crc32;
 use forebay_tensor::Dtype;
 
 use super::super::{Object, Request, SaveItem, SavePlan, SideFile, What};
-use super::{CRC_END, HEAD_BYTES, MAGIC, MAX_BEQUEST_BYTES};
+use super::{MAGIC, MAX_BEQUEST_BYTES};
 use crate::commit::Spec;
 use crate::manifest::rows::put_path;
-use crate::manifest::wire::Put;
+use crate::manifest::wire::{Put, seal_head};
 use crate::manifest::{MAJOR, MINOR};
 
 pub(super) fn encode(request: &Request, objects: &[Object], offsets: &[u64]) -> Result<Vec<u8>> {
@@ -60,13 +59,7 @@ fn seal(mut out: Vec<u8>) -> Result<Vec<u8>> {
         let what = format!("{bytes} bytes beside the tensors, {MAX_BEQUEST_BYTES} is the most");
         return Err(Error::new(Code::Unsupported, what));
     }
-    if let Some(place) = out.get_mut(CRC_END..HEAD_BYTES) {
-        place.copy_from_slice(&bytes.to_le_bytes());
-    }
-    let crc = crc32(out.get(CRC_END..).unwrap_or_default());
-    if let Some(place) = out.get_mut(CRC_END - 4..CRC_END) {
-        place.copy_from_slice(&crc.to_le_bytes());
-    }
+    seal_head(&mut out);
     Ok(out)
 }
 

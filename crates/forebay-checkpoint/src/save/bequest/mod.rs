@@ -43,8 +43,6 @@ use crate::commit::Spec;
 use crate::manifest::Info;
 
 const MAGIC: &[u8; 8] = b"\x89FBQ\r\n\x1a\n";
-const HEAD_BYTES: usize = 24;
-const CRC_END: usize = 16;
 
 /// Bytes of a bequest; objects and side files are in it.
 pub const MAX_BEQUEST_BYTES: u64 = 1 << 30;

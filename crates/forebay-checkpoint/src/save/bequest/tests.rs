@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::commit::{AttemptId, Policy, Root, RunId, StructureHash, SystemClock};
+use crate::manifest::wire::{CRC_END, HEAD_BYTES};
 use crate::manifest::{Layout, Named, Structure};
 use crate::model::PathStep;
 use crate::save::{Commit, OurMetadata, SaveItem};
